@@ -1,0 +1,58 @@
+"""Values that enter the engine service. Frozen, torch-free, safe to hand to another thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+# A conversation (rendered with the model's chat template), plain text, or token ids.
+Prompt = tuple[Message, ...] | str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadModel:
+    source: str  # "starter", a GGUF file, a safetensors folder, a library name
+    settings: Mapping[str, str] = field(default_factory=dict)  # option key -> choice; the rest are defaults
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request_id: int  # chosen by the caller, unique in the service's life
+    prompt: Prompt
+    params: SamplingParams = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetOptions:
+    changes: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureContext:
+    query_id: int
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchPages:
+    """Turn PageMap events on (at most ``per_second``) or off (0)."""
+
+    per_second: float
+
+
+Command = LoadModel | Submit | Abort | SetOptions | MeasureContext | WatchPages

@@ -1,0 +1,155 @@
+"""The few, fat operations a decoder is made of. Every backend offers the same signatures.
+
+Shapes: N rows (tokens of all requests of a step, packed), H query heads, K KV heads, D head_dim, P page_size.
+``reference`` is the truth in plain torch; ``cpu`` is fast; both take the same packed weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight matrix [out_features, in_features] as one backend keeps it.
+
+    scheme: "none", "int8" or "int4". data: the backend's tensors. bias: [out_features] or None.
+    num_bytes: bytes read when every weight is read once (data and bias).
+    path: the product that really runs, for the panel, e.g. "int4: torch packed product, bf16 activations".
+    """
+
+    scheme: str
+    out_features: int
+    in_features: int
+    data: tuple[Tensor, ...]
+    bias: Tensor | None
+    num_bytes: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One request's rows in a step.
+
+    Rows [start, start + count) of the packed batch are its tokens at positions
+    [context - count, context); its KV lies in ``pages`` (page i holds positions [i*P, (i+1)*P)),
+    the positions of this step included.
+    """
+
+    start: int
+    count: int
+    context: int
+    pages: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """What the model runs in one step, all requests packed without padding.
+
+    token_ids, positions, slots: int64 [N]; slot = page * page_size + offset, where a row's K and V are written.
+    spans: one per request. logit_rows: int64 [R], the rows whose logits are wanted.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    spans: tuple[Span, ...]
+    logit_rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionParams:
+    """One layer's attention: softmax scale, window (tokens seen, itself included; None = all), score softcap."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+class Ops(Protocol):
+    """A backend. Methods are pure but for ``rope_and_write_kv``, which writes the cache."""
+
+    name: str  # "reference" or "cpu"
+
+    def activation_dtype(self, scheme: str) -> dtype:
+        """The dtype hidden states have when weights are packed with ``scheme``."""
+        ...
+
+    def pack(self, weight: Tensor, bias: Tensor | None, scheme: str) -> Packed:
+        """Quantize and lay out ``weight`` [out, in] (any float dtype)."""
+        ...
+
+    def unpack(self, packed: Packed) -> Tensor:
+        """The weights that ``packed`` stands for, fp32 [out, in]."""
+        ...
+
+    def linear(self, x: Tensor, packed: Packed, residual: Tensor | None = None) -> Tensor:
+        """x [N, in] -> [N, out] = x @ weight.T + bias (+ residual [N, out])."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x [N, hidden] (or [N, heads, D]) -> same shape, normalized over the last dimension (Zhang 2019)."""
+        ...
+
+    def rope_and_write_kv(
+        self,
+        qkv: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        keys: Tensor,
+        values: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
+        """Split qkv [N, (H + 2K) * D], norm q and k per head if asked, rotate them (cos, sin: fp32 [N, rotary_dim / 2];
+        None leaves them), write k and v to the cache (keys, values: [num_pages, P, K, D]) at ``slots``; return q [N, H, D]."""
+        ...
+
+    def paged_attention(
+        self, q: Tensor, keys: Tensor, values: Tensor, spans: Sequence[Span], params: AttentionParams
+    ) -> Tensor:
+        """q [N, H, D] against each span's own pages, causal -> [N, H * D]. Query head h reads KV head h // (H // K)."""
+        ...
+
+    def gated_mlp_activation(self, gate_up: Tensor, activation: str) -> Tensor:
+        """gate_up [N, 2 * intermediate] (gate first) -> activation(gate) * up, [N, intermediate]."""
+        ...
+
+    def embed(self, packed: Packed, token_ids: Tensor, scale: float, out_dtype: dtype) -> Tensor:
+        """Rows of the embedding (or tied head) for token_ids [N] -> [N, hidden], times ``scale``."""
+        ...
+
+    def head(self, x: Tensor, packed: Packed, softcap: float | None) -> Tensor:
+        """x [R, hidden] -> fp32 logits [R, vocab], soft-capped if asked."""
+        ...
+
+
+class KvTensors(Protocol):
+    """What a model needs of the KV cache: per layer keys and values, each [num_pages, page_size, kv_heads, head_dim]."""
+
+    page_size: int
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]: ...
+
+
+class Model(Protocol):
+    """A loaded model: the parametric decoder or the transformers fallback.
+
+    ``forward`` runs ``batch`` against ``cache`` and returns fp32 logits [R, vocab] for ``batch.logit_rows``.
+    ``set_fused`` flips the ``fused_ops`` switch between two steps.
+    """
+
+    weight_bytes: int
+    activation_dtype: dtype
+
+    def forward(self, batch: StepBatch, cache: KvTensors) -> Tensor: ...
+
+    def set_fused(self, fused: bool) -> None: ...
+
+    def active_paths(self) -> Mapping[str, str]: ...

@@ -1,0 +1,319 @@
+"""THE table of optimizations. Everything that switches, chooses, explains or prints one is built from it. Imports no torch.
+
+A value is always one of an entry's choices, as a string: the command line, the panel, the presets and the
+engine speak of the same thing with the same word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What flipping a switch costs a running engine."""
+
+    FREE = "free"  # between two steps, nothing is lost
+    GRAPH = "graph"  # captured graphs are dropped
+    CACHE = "cache"  # running requests are recomputed, the prefix index is emptied
+    WEIGHTS = "weights"  # weights are read again
+
+
+class Pile(StrEnum):
+    """Where an optimization acts (after "the three piles" of LLM inference)."""
+
+    FEWER_BYTES = "Move fewer bytes per token"
+    MORE_TOKENS = "Get more tokens per byte"
+    CAPACITY = "Free capacity"
+    PREFILL = "Avoid or split prefill work"
+    FUSION = "Fuse and overlap"
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the machine at hand can do, as far as switches care."""
+
+    device: str = "cpu"
+    has_native_bf16: bool = False
+    is_fallback: bool = False  # the model runs through transformers
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    value: str
+    title: str
+    note: str  # one line: what this choice does
+
+
+Reason = Callable[[str, Capabilities], str | None]
+
+
+def _always(choice: str, capabilities: Capabilities) -> str | None:
+    return None
+
+
+def _not_with_fallback(choice: str, capabilities: Capabilities) -> str | None:
+    if capabilities.is_fallback:
+        return "This model runs through transformers, which keeps its own weights and ops."
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class OptionEntry:
+    """One optimization.
+
+    lossless: flipping it leaves greedy fp32 text unchanged.
+    terms: what it changes in the ledger, in words the panel shows.
+    reason: why a choice cannot be used here, or None when it can.
+    """
+
+    key: str
+    title: str
+    pile: Pile
+    kind: Kind
+    choices: tuple[Choice, ...]
+    default: str
+    lossless: bool
+    explanation: str
+    terms: str
+    reason: Reason = _always
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return tuple(choice.value for choice in self.choices)
+
+    def choice(self, value: str) -> Choice:
+        return next(choice for choice in self.choices if choice.value == value)
+
+
+def _numbers(*values: int, unit: str) -> tuple[Choice, ...]:
+    return tuple(Choice(str(v), str(v), f"up to {v} {unit}") for v in values)
+
+
+def _on_off(on: str, off: str) -> tuple[Choice, ...]:
+    return (Choice("on", "on", on), Choice("off", "off", off))
+
+
+OPTIONS: tuple[OptionEntry, ...] = (
+    OptionEntry(
+        key="weights",
+        title="Weights",
+        pile=Pile.FEWER_BYTES,
+        kind=Kind.WEIGHTS,
+        choices=(
+            Choice("none", "full", "fp32 on a CPU: 4 bytes per weight"),
+            Choice("int8", "int8", "1 byte per weight, one scale per output row"),
+            Choice("int4", "int4", "half a byte per weight, scale and offset per 32 weights"),
+        ),
+        default="int4",
+        lossless=False,
+        explanation=(
+            "Decoding one token reads every weight once and does two operations with each, so the reading is the cost. "
+            "Weights in 8 or 4 bits are 4 to 6 times fewer bytes than fp32, and decode speeds up almost as much. "
+            "The price is rounding: the text can differ from full precision. Prefill is limited by arithmetic and gains little."
+        ),
+        terms="weight bytes per step",
+        reason=_not_with_fallback,
+    ),
+    OptionEntry(
+        key="batching",
+        title="Batching",
+        pile=Pile.MORE_TOKENS,
+        kind=Kind.FREE,
+        choices=(
+            Choice("continuous", "continuous", "chats join and leave the batch at every step"),
+            Choice("fixed", "fixed groups", "a group starts together; nobody joins until all have finished"),
+            Choice("off", "off", "one chat at a time; the others wait"),
+        ),
+        default="continuous",
+        lossless=True,
+        explanation=(
+            "The weights read for one chat's token can be multiplied with every other chat's at almost no cost, "
+            "so eight chats together get several times the tokens of one. Fixed groups lose the slots of chats that end early; "
+            "continuous batching refills them at once."
+        ),
+        terms="tokens per weight read",
+    ),
+    OptionEntry(
+        key="max_batch",
+        title="Batch limit",
+        pile=Pile.MORE_TOKENS,
+        kind=Kind.FREE,
+        choices=_numbers(1, 2, 4, 8, 16, 32, unit="chats in one step"),
+        default="16",
+        lossless=True,
+        explanation=(
+            "How many chats may share one step. More chats per step means more tokens in all, "
+            "until arithmetic takes as long as reading the weights; past that point each chat slows down."
+        ),
+        terms="tokens per weight read",
+    ),
+    OptionEntry(
+        key="kv_cache",
+        title="KV cache",
+        pile=Pile.CAPACITY,
+        kind=Kind.CACHE,
+        choices=_on_off("keys and values of earlier tokens are kept", "the whole text is computed again for every token"),
+        default="on",
+        lossless=True,
+        explanation=(
+            "Each new token looks back at the keys and values of all tokens before it. Keeping them costs memory and reads; "
+            "without them every token pays for a full prefill of the text so far. Turn it off once to see why it exists."
+        ),
+        terms="tokens computed per step, KV bytes",
+    ),
+    OptionEntry(
+        key="paging",
+        title="Paging",
+        pile=Pile.CAPACITY,
+        kind=Kind.CACHE,
+        choices=_on_off(
+            "pages are handed out as a chat grows", "each chat reserves room for the longest possible conversation"
+        ),
+        default="on",
+        lossless=True,
+        explanation=(
+            "A chat gets its KV memory in small pages as it grows. Without paging each chat reserves one contiguous stretch for the "
+            "longest conversation it might become; what it never uses is stranded, and fewer chats fit."
+        ),
+        terms="pages used and stranded",
+    ),
+    OptionEntry(
+        key="prefix",
+        title="Prefix sharing",
+        pile=Pile.PREFILL,
+        kind=Kind.FREE,
+        choices=_on_off("pages with the same text from the start are computed once", "every prompt is computed in full"),
+        default="on",
+        lossless=True,
+        explanation=(
+            "Two chats that begin with the same text (a system prompt, or the same chat one turn later) need the same keys and values. "
+            "Full pages are remembered by the text before them and reused, so that part of the prefill costs nothing."
+        ),
+        terms="prefill tokens computed",
+    ),
+    OptionEntry(
+        key="chunked_prefill",
+        title="Chunked prefill",
+        pile=Pile.PREFILL,
+        kind=Kind.FREE,
+        choices=_on_off("long prompts are cut to fit the step's token budget", "a prompt is computed whole, others wait"),
+        default="on",
+        lossless=True,
+        explanation=(
+            "A long prompt computed in one step stalls every other chat until it is done. Cut into chunks it shares each step "
+            "with their decode tokens: they keep flowing, and the weights are read once for both."
+        ),
+        terms="prefill tokens per step",
+    ),
+    OptionEntry(
+        key="token_budget",
+        title="Step budget",
+        pile=Pile.PREFILL,
+        kind=Kind.FREE,
+        choices=_numbers(32, 64, 128, 256, 512, 1024, unit="tokens in one step"),
+        default="512",
+        lossless=True,
+        explanation=(
+            "How many tokens one step may compute, decode tokens and prefill chunks together. Small keeps other chats smooth while a long "
+            "prompt is read; large reads the prompt faster, because each pass over the weights serves more tokens."
+        ),
+        terms="prefill tokens per step",
+    ),
+    OptionEntry(
+        key="fused_ops",
+        title="Fused operations",
+        pile=Pile.FUSION,
+        kind=Kind.FREE,
+        choices=_on_off("norms, rotation and attention each run as one call", "each runs as plain torch steps"),
+        default="on",
+        lossless=True,
+        explanation=(
+            "A norm or an attention written in small steps sends each intermediate result to memory and back and pays for every call. "
+            "Fused, the intermediate values stay close to the processor. It acts on overhead and activation bytes, not on weights."
+        ),
+        terms="activation bytes, calls per step",
+        reason=_not_with_fallback,
+    ),
+)
+
+_BY_KEY: Mapping[str, OptionEntry] = {entry.key: entry for entry in OPTIONS}
+
+
+def entry(key: str) -> OptionEntry:
+    """The entry for ``key``; ValueError names the keys that exist."""
+    if key not in _BY_KEY:
+        raise ValueError(f"There is no option {key!r}. Options are: {', '.join(_BY_KEY)}.")
+    return _BY_KEY[key]
+
+
+def check(key: str, value: str, capabilities: Capabilities) -> None:
+    """ValueError with the remedy when ``key`` = ``value`` is unknown or cannot be used here."""
+    option = entry(key)
+    if value not in option.values:
+        raise ValueError(f"Option {key!r} cannot be {value!r}. Choose one of: {', '.join(option.values)}.")
+    reason = option.reason(value, capabilities)
+    if reason and value != option.default:
+        raise ValueError(f"Option {key}={value} cannot be used here: {reason}")
+
+
+def unavailable(capabilities: Capabilities) -> dict[str, dict[str, str]]:
+    """Option key -> choice -> why it cannot be used here; empty where all can."""
+    found: dict[str, dict[str, str]] = {}
+    for option in OPTIONS:
+        for value in option.values:
+            reason = option.reason(value, capabilities)
+            if reason:
+                found.setdefault(option.key, {})[value] = reason
+    return found
+
+
+class Options(Mapping[str, str]):
+    """A full, checked setting of every switch. Immutable; ``replaced`` gives a new one."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, str] | None = None, capabilities: Capabilities | None = None) -> None:
+        here = capabilities or Capabilities()
+        for key, value in (values or {}).items():
+            check(key, value, here)
+        self._values = {option.key: (values or {}).get(option.key, option.default) for option in OPTIONS}
+
+    def __getitem__(self, key: str) -> str:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Options({self._values})"
+
+    def on(self, key: str) -> bool:
+        return self._values[key] == "on"
+
+    def number(self, key: str) -> int:
+        return int(self._values[key])
+
+    def replaced(self, changes: Mapping[str, str], capabilities: Capabilities | None = None) -> Options:
+        """These options with ``changes``; ValueError as for ``check``."""
+        return Options({**self._values, **changes}, capabilities)
+
+    def changed(self, other: Mapping[str, str]) -> tuple[str, ...]:
+        """Keys whose value differs in ``other``, in table order."""
+        return tuple(key for key in self._values if other[key] != self._values[key])
+
+
+def parse_settings(pairs: Iterable[str]) -> dict[str, str]:
+    """``["weights=int8", "prefix=off"]`` -> a dict; ValueError for a pair that is not key=value or unknown."""
+    settings: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"{pair!r} is not of the form key=value, e.g. weights=int8.")
+        check(key.strip(), value.strip(), Capabilities())
+        settings[key.strip()] = value.strip()
+    return settings
