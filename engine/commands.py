@@ -29,7 +29,7 @@ class LoadModel:
 class Submit:
     request_id: int  # chosen by the caller, unique in the service's life
     prompt: Prompt
-    params: SamplingParams = SamplingParams()
+    params: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True, slots=True)

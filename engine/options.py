@@ -154,7 +154,9 @@ OPTIONS: tuple[OptionEntry, ...] = (
         title="KV cache",
         pile=Pile.CAPACITY,
         kind=Kind.CACHE,
-        choices=_on_off("keys and values of earlier tokens are kept", "the whole text is computed again for every token"),
+        choices=_on_off(
+            "keys and values of earlier tokens are kept", "the whole text is computed again for every token"
+        ),
         default="on",
         lossless=True,
         explanation=(
@@ -184,7 +186,9 @@ OPTIONS: tuple[OptionEntry, ...] = (
         title="Prefix sharing",
         pile=Pile.PREFILL,
         kind=Kind.FREE,
-        choices=_on_off("pages with the same text from the start are computed once", "every prompt is computed in full"),
+        choices=_on_off(
+            "pages with the same text from the start are computed once", "every prompt is computed in full"
+        ),
         default="on",
         lossless=True,
         explanation=(
@@ -198,7 +202,9 @@ OPTIONS: tuple[OptionEntry, ...] = (
         title="Chunked prefill",
         pile=Pile.PREFILL,
         kind=Kind.FREE,
-        choices=_on_off("long prompts are cut to fit the step's token budget", "a prompt is computed whole, others wait"),
+        choices=_on_off(
+            "long prompts are cut to fit the step's token budget", "a prompt is computed whole, others wait"
+        ),
         default="on",
         lossless=True,
         explanation=(

@@ -49,7 +49,12 @@ class SamplingParams:
             (self.top_k >= 0, "top_k", self.top_k, "0 (all tokens) or more"),
             (0 <= self.top_p <= 1, "top_p", self.top_p, "between 0 and 1"),
             (0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1"),
-            (self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "more than 0; 1 changes nothing"),
+            (
+                self.repetition_penalty > 0,
+                "repetition_penalty",
+                self.repetition_penalty,
+                "more than 0; 1 changes nothing",
+            ),
             (self.max_tokens is None or self.max_tokens >= 0, "max_tokens", self.max_tokens, "0 or more"),
             (self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", self.logprobs, "between 0 and 20"),
             (all(self.stop), "stop", self.stop, "made of non-empty strings"),

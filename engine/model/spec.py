@@ -47,7 +47,9 @@ class LayerSpec:
 class ModelSpec:
     """The shape of a decoder-only transformer; one parametric decoder serves all of them."""
 
-    family: str  # "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3" or transformers' model_type
+    family: (
+        str  # "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3" or transformers' model_type
+    )
     name: str
     vocab_size: int
     hidden_size: int
