@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -168,10 +168,12 @@ class StepRecord:
 @dataclass(frozen=True, slots=True)
 class PageMap:
     """Who holds each page, for drawing. ``owners[page]``: 0 free, -1 cached (indexed, unowned), -2 page 0 (padding),
-    -3 shared by several requests, otherwise the owning request id. ``stranded`` lists reserved pages that hold nothing."""
+    -3 shared by several requests (``sharers[page]`` names them), otherwise the owning request id.
+    ``stranded`` lists reserved pages that hold nothing."""
 
     owners: tuple[int, ...]
     stranded: frozenset[int] = frozenset()
+    sharers: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

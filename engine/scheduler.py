@@ -1,0 +1,350 @@
+"""What the next step computes. Continuous batching, chunked prefill and preemption are one idea here:
+
+    every request wants ``num_computed`` (tokens whose keys and values are written) to reach ``num_tokens``,
+    and each step has a budget of tokens to spend on that.
+
+A request in prefill is many tokens behind, a decoding one exactly one; the scheduler does not tell them apart
+(after vLLM V1). A request that has caught up gets its logits, and with them a new token, and is behind by one again.
+
+One step:  ``plan()`` -> StepPlan, the single truth of the step: the runner executes it, the ledger counts it.
+           ``commit(plan, tokens)`` records what was computed and what was sampled.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from engine.events import PageMap, PoolSnapshot
+from engine.kv.pool import PagePool
+from engine.options import Options
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A conversation being continued. ``tokens`` is the prompt and what was generated after it."""
+
+    request_id: int
+    tokens: list[int]
+    num_prompt: int
+    max_tokens: int  # of the reply
+    num_computed: int = 0
+    pages: list[int] = field(default_factory=list)
+    num_registered: int = 0  # full pages offered to the prefix index
+    cached_tokens: int = 0  # of the prompt, found in the index
+    recomputed_tokens: int = 0
+    peak_computed: int = 0  # most tokens ever computed: below it, computing is repeating
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_behind(self) -> int:
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.num_behind == 1 and self.num_generated > 0
+
+
+class Item(NamedTuple):
+    """One request's part in a step: tokens [start, start + count), a prefill chunk or a decode token alike."""
+
+    request: Request
+    start: int
+    count: int
+    wants_logits: bool  # the last row is the text's last token: its logits give the next one
+
+    @staticmethod
+    def next_of(request: Request, count: int) -> Item:
+        start = request.num_computed
+        return Item(request, start, count, wants_logits=start + count == request.num_tokens)
+
+    @property
+    def context(self) -> int:
+        """Tokens the last row sees, itself included."""
+        return self.start + self.count
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.count > 1 or self.start < self.request.num_prompt
+
+
+class StepPlan(NamedTuple):
+    items: tuple[Item, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(item.count for item in self.items)
+
+    @property
+    def num_logit_rows(self) -> int:
+        return sum(item.wants_logits for item in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The switches that scheduling obeys."""
+
+    max_batch: int
+    token_budget: int
+    chunked: bool
+    fixed_groups: bool
+    keep_kv: bool
+    paged: bool
+    share_prefixes: bool
+
+    @property
+    def prompts_run_alone(self) -> bool:
+        """Unchunked: a prompt is computed whole, in a step of its own, and everyone else waits for it."""
+        return not self.chunked and self.keep_kv
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens one step may compute. Without chunks there is no bound: whole texts are computed."""
+        return self.token_budget if self.chunked else sys.maxsize
+
+    @staticmethod
+    def of(options: Options) -> Policy:
+        keep_kv = options.on("kv_cache")
+        return Policy(
+            max_batch=1 if options["batching"] == "off" else options.number("max_batch"),
+            token_budget=options.number("token_budget"),
+            chunked=options.on("chunked_prefill") and keep_kv,
+            fixed_groups=options["batching"] == "fixed",
+            keep_kv=keep_kv,
+            paged=options.on("paging"),
+            share_prefixes=options.on("prefix") and keep_kv,
+        )
+
+
+class Scheduler:
+    """Owns the requests and their block tables; the only one to change them.
+
+    context_length: the longest conversation, tokens; what a contiguous reservation reserves.
+    """
+
+    def __init__(self, pool: PagePool, policy: Policy, context_length: int) -> None:
+        self.pool = pool
+        self.policy = policy
+        self.context_length = context_length
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # in order of admission
+
+    # -- requests come and go -----------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        assert 0 < request.num_tokens < self.context_length, (request.num_tokens, self.context_length)
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Finished, stopped or failed: its pages are given back at once (indexed ones stay findable)."""
+        if request in self.running:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        self._release(request)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    # -- one step -----------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan:
+        """Choose the next step's work; takes the pages it needs. Empty only when there are no requests."""
+        self._preempt_beyond_limit()
+        items = self._plan_running()
+        if not (self.policy.prompts_run_alone and any(item.is_prefill for item in items)):
+            items = self._plan_admissions(items)
+        return StepPlan(tuple(items))
+
+    def commit(self, plan: StepPlan, tokens: Mapping[int, int]) -> None:
+        """Record a step that ran: ``tokens`` maps the request ids that got logits to their new token."""
+        for item in plan.items:
+            request = item.request
+            if request not in self.running:  # stopped while the step ran
+                continue
+            repeated = max(0, min(item.context, request.peak_computed) - item.start)
+            request.recomputed_tokens += repeated if self.policy.keep_kv else 0
+            request.num_computed = item.context
+            request.peak_computed = max(request.peak_computed, item.context)
+            if self.policy.share_prefixes:
+                self._register_full_pages(request)
+            if item.wants_logits:
+                request.tokens.append(tokens[request.request_id])
+            if not self.policy.keep_kv:
+                request.num_computed = 0
+
+    # -- switches -----------------------------------------------------------------------------
+
+    def change_policy(self, policy: Policy) -> int:
+        """Obey other switches from the next step on. Returns how many running requests must be recomputed."""
+        layout_changed = (policy.keep_kv, policy.paged) != (self.policy.keep_kv, self.policy.paged)
+        preempted = self.preempt_all() if layout_changed else 0
+        if layout_changed or not policy.share_prefixes:
+            self.pool.clear_index()
+        self.policy = policy
+        return preempted
+
+    def preempt_all(self) -> int:
+        """Every running request gives its pages back and waits, in order, to be computed again."""
+        count = len(self.running)
+        while self.running:
+            self._preempt(self.running[-1])
+        return count
+
+    def move_to(self, pool: PagePool, context_length: int) -> None:
+        """Go on with an empty pool (other weights or another KV dtype); nothing may be running."""
+        assert not self.running
+        self.pool = pool
+        self.context_length = context_length
+
+    # -- looking in ---------------------------------------------------------------------------
+
+    def tables(self) -> list[list[int]]:
+        return [request.pages for request in self.running]
+
+    def check_integrity(self) -> None:
+        assert all(not request.pages for request in self.waiting), "a waiting request holds pages"
+        self.pool.check_integrity(self.tables())
+
+    def num_stranded(self) -> int:
+        """Pages reserved that hold no token."""
+        return sum(len(request.pages) - self._pages_for(request.num_tokens) for request in self.running)
+
+    def snapshot(self, page_bytes: int) -> PoolSnapshot:
+        pool = self.pool
+        return PoolSnapshot(
+            total=pool.num_pages - 1,
+            used=pool.num_held,
+            shared=pool.num_shared,
+            cached=pool.num_cached,
+            free=pool.num_free,
+            stranded=0 if self.policy.paged else self.num_stranded(),
+            page_size=pool.page_size,
+            page_bytes=page_bytes,
+        )
+
+    def page_map(self) -> PageMap:
+        owners = [-1 if self.pool.is_cached(page) else 0 for page in range(self.pool.num_pages)]
+        owners[0] = -2
+        sharers: dict[int, tuple[int, ...]] = {}
+        stranded: set[int] = set()
+        for request in self.running:
+            for page in request.pages:
+                owners[page] = request.request_id
+                if self.pool.refs(page) > 1:
+                    owners[page] = -3
+                    sharers[page] = (*sharers.get(page, ()), request.request_id)
+            stranded.update(request.pages[self._pages_for(request.num_tokens) :])
+        return PageMap(tuple(owners), frozenset(stranded), sharers)
+
+    # -- planning, in detail ------------------------------------------------------------------
+
+    def _plan_running(self) -> list[Item]:
+        """Decoders first, so that none stalls behind a long prompt; then prefills with what is left of the budget."""
+        order = sorted(self.running, key=lambda request: not request.is_decoding)
+        if self.policy.prompts_run_alone:
+            order = [request for request in self.running if not request.is_decoding][:1] or order
+        items: list[Item] = []
+        budget = self.policy.step_tokens
+        for request in order:
+            count = min(request.num_behind, budget)
+            if request not in self.running or count == 0:  # preempted for one before it, or nothing left to spend
+                continue
+            if self._make_room(request, request.num_computed + count, {item.request.request_id for item in items}):
+                items.append(Item.next_of(request, count))
+                budget -= count
+        return items
+
+    def _plan_admissions(self, items: list[Item]) -> list[Item]:
+        """Waiting requests join while the batch, the budget and the pages allow it, first come first served."""
+        policy = self.policy
+        budget = policy.step_tokens - sum(item.count for item in items)
+        if policy.fixed_groups and items:
+            return items
+        while self.waiting and len(self.running) < policy.max_batch and (budget > 0 or policy.fixed_groups):
+            request = self.waiting[0]
+            if not self._admit(request):
+                break
+            item = Item.next_of(request, min(request.num_behind, budget))
+            if policy.prompts_run_alone and item.is_prefill:
+                return [item]
+            if item.count:
+                items.append(item)
+                budget -= item.count
+        return items
+
+    def _admit(self, request: Request) -> bool:
+        """Take pages for all of the request's tokens, shared ones first. False, and nothing taken, when they do not fit."""
+        assert not request.pages
+        assert request.num_computed == 0
+        if not self.policy.paged:
+            pages = self.pool.allocate_run(self._pages_for(self.context_length))
+            if pages is None:
+                return False
+        else:
+            shared = self.pool.match(request.tokens) if self.policy.share_prefixes else []
+            self.pool.acquire(shared)
+            needed = self._pages_for(request.num_tokens) - len(shared)
+            fresh = self.pool.allocate(needed, after=shared[-1] if shared else None)
+            if fresh is None:
+                self.pool.release(shared)
+                return False
+            pages = shared + fresh
+            request.num_computed = len(shared) * self.pool.page_size
+            request.num_registered = len(shared)
+            if request.peak_computed == 0:
+                request.cached_tokens = request.num_computed
+        request.pages = pages
+        self.waiting.popleft()
+        self.running.append(request)
+        return True
+
+    def _make_room(self, request: Request, num_tokens: int, planned: set[int]) -> bool:
+        """Grow the block table to hold ``num_tokens``, preempting the youngest request that is not yet planned."""
+        missing = self._pages_for(num_tokens) - len(request.pages)
+        if missing <= 0:
+            return True
+        while (fresh := self.pool.allocate(missing, after=request.pages[-1] if request.pages else None)) is None:
+            victim = next(other for other in reversed(self.running) if other.request_id not in planned)
+            self._preempt(victim)
+            if victim is request:
+                return False
+        request.pages.extend(fresh)
+        return True
+
+    def _preempt_beyond_limit(self) -> None:
+        """The batch limit was lowered: the youngest wait again."""
+        while len(self.running) > self.policy.max_batch:
+            self._preempt(self.running[-1])
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self._release(request)
+        self.waiting.appendleft(request)
+
+    def _release(self, request: Request) -> None:
+        self.pool.release(request.pages)
+        request.pages = []
+        request.num_computed = 0
+        request.num_registered = 0
+
+    def _register_full_pages(self, request: Request) -> None:
+        size = self.pool.page_size
+        for index in range(request.num_registered, request.num_computed // size):
+            previous = request.pages[index - 1] if index else None
+            self.pool.register(request.pages[index], previous, request.tokens[index * size : (index + 1) * size])
+            request.num_registered = index + 1
+
+    def _pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.pool.page_size)
