@@ -13,7 +13,7 @@ GROUNDS = ("background", "panel", "raised", "user_bubble", "code_background", "h
 ON_CODE = ("code_keyword", "code_name", "code_string", "code_number", "code_comment")
 
 
-@pytest.fixture()
+@pytest.fixture
 def app(qapp: QApplication):
     yield qapp
     theme.apply(qapp, "dark")

@@ -1,0 +1,191 @@
+"""One parametric decoder for every family that a ModelSpec describes: Llama, SmolLM, Mistral, Qwen, Gemma, Phi-3.
+
+The families differ in data (which norms, biases, windows, rotary tables, scales), never in code paths of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.model.rope import RopeTable
+from engine.model.spec import LayerSpec, ModelSpec
+from engine.ops.interface import AttentionParams, KvTensors, Ops, Packed, StepBatch
+
+Rotation = tuple[Tensor, Tensor] | tuple[None, None]  # cos, sin of this step's rows, or a layer without rotation
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer's matrices as packed, and its norms as fp32 vectors (None where the family has none)."""
+
+    attn_norm: Tensor
+    qkv: Packed
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    attn_out: Packed
+    post_attn_norm: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Packed
+    mlp_out: Packed
+    post_mlp_norm: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """Everything a Decoder reads. ``embed`` and ``head`` are one object when the head is tied."""
+
+    embed: Packed
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor
+    head: Packed
+
+    def matrices(self) -> Iterator[tuple[str, Packed]]:
+        """Canonical name and matrix; a tied head comes once, as "head"."""
+        if self.embed is not self.head:
+            yield "embed", self.embed
+        for index, layer in enumerate(self.layers):
+            yield f"layers.{index}.qkv", layer.qkv
+            yield f"layers.{index}.attn_out", layer.attn_out
+            yield f"layers.{index}.gate_up", layer.gate_up
+            yield f"layers.{index}.mlp_out", layer.mlp_out
+        yield "head", self.head
+
+    def norms(self) -> Iterator[Tensor]:
+        yield self.final_norm
+        for layer in self.layers:
+            vectors = (
+                layer.attn_norm,
+                layer.q_norm,
+                layer.k_norm,
+                layer.post_attn_norm,
+                layer.mlp_norm,
+                layer.post_mlp_norm,
+            )
+            yield from (vector for vector in vectors if vector is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A layer with all that ``forward`` would otherwise look up or make at each step."""
+
+    weights: LayerWeights
+    attention: AttentionParams
+    rope: int | None
+
+
+class Decoder:
+    """The ``Model`` protocol over packed weights and one of two interchangeable backends.
+
+    ops: key True is the fused backend, False the plain one; both read the same ``Packed`` matrices.
+    max_context: longest context that will be asked for, tokens. It matters for longrope alone (Phi-3): its long factors
+    are used when ``max_context`` exceeds the originally trained window, else the short ones. Keys in the cache are already
+    rotated, so the choice holds for the life of the model: transformers switches when a text crosses that window and
+    then recomputes the whole text; texts on either side of it agree with transformers when the choice fits them.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: DecoderWeights,
+        ops: Mapping[bool, Ops],
+        scheme: str,
+        fused: bool = True,
+        max_context: int | None = None,
+    ) -> None:
+        self.spec = spec
+        self.max_context = max_context or native_context(spec)
+        self.activation_dtype = ops[fused].activation_dtype(scheme)
+        self._weights = weights
+        self._all_ops = ops
+        self._ops = ops[fused]
+        self._tables = [RopeTable(rope, self.max_context) for rope in spec.ropes]
+        self._layers = [
+            _Layer(layer_weights, _attention_params(spec, layer), layer.rope)
+            for layer_weights, layer in zip(weights.layers, spec.layers, strict=True)
+        ]
+        self.matrix_bytes: dict[str, int] = {name: packed.num_bytes for name, packed in weights.matrices()}
+        self.weight_bytes = sum(self.matrix_bytes.values()) + sum(norm.nbytes for norm in weights.norms())
+
+    def set_fused(self, fused: bool) -> None:
+        self._ops = self._all_ops[fused]
+
+    def active_paths(self) -> dict[str, str]:
+        """What really runs: the products of the layers and of the head, and the backend of everything else."""
+        layer_paths = dict.fromkeys(packed.path for name, packed in self._weights.matrices() if name != "head")
+        return {
+            "weights": "; ".join(layer_paths),
+            "head": self._weights.head.path,
+            "operations": self._ops.name,
+        }
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch, cache: KvTensors) -> Tensor:
+        """Run ``batch``, writing its keys and values to ``cache``; fp32 logits [R, vocab] of ``batch.logit_rows``."""
+        ops, spec, weights = self._ops, self.spec, self._weights
+        rotations = self._rotations(batch)
+        x = ops.embed(weights.embed, batch.token_ids, spec.embedding_scale, self.activation_dtype)
+        for index in range(len(self._layers) - 1):
+            layer = self._layers[index]
+            attended = self._attend(layer, x, batch, rotations, *cache.layer(index))
+            x = self._finish_layer(layer.weights, x, attended)
+        last = self._layers[-1]
+        attended = self._attend(last, x, batch, rotations, *cache.layer(len(self._layers) - 1))
+        # From here on a row no longer sees the others: only those whose logits are wanted go on.
+        rows = batch.logit_rows
+        if rows.shape[0] == 0:
+            return torch.empty(0, spec.vocab_size, dtype=torch.float32, device=x.device)
+        x = self._finish_layer(last.weights, x.index_select(0, rows), attended.index_select(0, rows))
+        return ops.head(ops.rms_norm(x, weights.final_norm, spec.norm_eps), weights.head, spec.logit_softcap)
+
+    def _rotations(self, batch: StepBatch) -> Sequence[Rotation]:
+        """This step's cosines and sines, gathered once per table and shared by its layers."""
+        context = max(span.context for span in batch.spans)
+        return [table.rows(batch.positions, context) for table in self._tables]
+
+    def _attend(
+        self,
+        layer: _Layer,
+        x: Tensor,
+        batch: StepBatch,
+        rotations: Sequence[Rotation],
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        """Norm, QKV, rotation, cache write and attention: x [N, hidden] -> [N, H * D]."""
+        ops, weights, eps = self._ops, layer.weights, self.spec.norm_eps
+        qkv = ops.linear(ops.rms_norm(x, weights.attn_norm, eps), weights.qkv)
+        cos, sin = (None, None) if layer.rope is None else rotations[layer.rope]
+        q = ops.rope_and_write_kv(qkv, cos, sin, weights.q_norm, weights.k_norm, eps, keys, values, batch.slots)
+        return ops.paged_attention(q, keys, values, batch.spans, layer.attention)
+
+    def _finish_layer(self, weights: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
+        """Attention output, MLP and both residual additions: x [N, hidden], attended [N, H * D] -> [N, hidden]."""
+        ops, eps = self._ops, self.spec.norm_eps
+        x = self._add_product(x, attended, weights.attn_out, weights.post_attn_norm)
+        gate_up = ops.linear(ops.rms_norm(x, weights.mlp_norm, eps), weights.gate_up)
+        activated = ops.gated_mlp_activation(gate_up, self.spec.activation)
+        return self._add_product(x, activated, weights.mlp_out, weights.post_mlp_norm)
+
+    def _add_product(self, residual: Tensor, x: Tensor, packed: Packed, post_norm: Tensor | None) -> Tensor:
+        """residual + x @ packed, the product normalized first where the family has sandwich norms."""
+        ops = self._ops
+        if post_norm is None:
+            return ops.linear(x, packed, residual)
+        return residual + ops.rms_norm(ops.linear(x, packed), post_norm, self.spec.norm_eps)
+
+
+def _attention_params(spec: ModelSpec, layer: LayerSpec) -> AttentionParams:
+    return AttentionParams(spec.query_scale, layer.window, spec.attention_softcap)
+
+
+def native_context(spec: ModelSpec) -> int:
+    """Longest context without a context extension that must be chosen at load, tokens.
+
+    The model's own window, but for longrope the originally trained one: its short factors serve only that far.
+    """
+    originals = [rope.original_max_position for rope in spec.ropes if rope.kind == "longrope"]
+    return min([spec.max_position, *originals])

@@ -1,0 +1,163 @@
+"""From a file to a running model: stream the weights tensor by tensor, pack each, keep nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from engine.model.decoder import Decoder, DecoderWeights, LayerWeights
+from engine.model.spec import ModelSpec
+from engine.ops.interface import Model, Ops, Packed
+from engine.ops.reference import ReferenceOps
+
+if TYPE_CHECKING:
+    from engine.text import TextCodec
+    from engine.weights.source import WeightSource
+
+Progress = Callable[[str, float], None]  # what is being done, and the share done, 0 to 1
+Cancelled = Callable[[], bool]
+
+
+class LoadCancelled(Exception):  # noqa: N818  (not an error: what the user asked for)
+    """The user cancelled while the model was loading; everything read so far is dropped."""
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model ready to run and the codec of its texts. load_seconds: from opening the file to the last tensor packed."""
+
+    spec: ModelSpec
+    model: Model
+    text: TextCodec
+    name: str
+    stored_format: str
+    is_fallback: bool
+    load_seconds: float
+
+
+def never_cancelled() -> bool:
+    return False
+
+
+class _Reader:
+    """Reads canonical tensors one by one, counting what is done; raises LoadCancelled between two tensors."""
+
+    def __init__(self, source: WeightSource, ops: Ops, progress: Progress, cancelled: Cancelled) -> None:
+        self._source = source
+        self._names = source.names()
+        self._ops = ops
+        self._progress = progress
+        self._cancelled = cancelled
+        self._num_read = 0
+
+    def tensor(self, name: str) -> Tensor:
+        if self._cancelled():
+            raise LoadCancelled(name)
+        tensor = self._source.read(name)
+        self._num_read += 1
+        self._progress("Reading weights", min(1.0, self._num_read / len(self._names)))
+        return tensor
+
+    def vector(self, name: str) -> Tensor:
+        """A norm's multipliers or a bias, fp32; a copy, since a view would keep its whole file mapped."""
+        return self.tensor(name).float().clone()
+
+    def vector_if(self, wanted: bool, name: str) -> Tensor | None:
+        return self.vector(name) if wanted else None
+
+    def matrix(self, name: str, scheme: str, bias: Tensor | None = None) -> Packed:
+        return self._ops.pack(self.tensor(name), bias, scheme)
+
+
+def read_weights(
+    source: WeightSource,
+    ops: Ops,
+    scheme: str,
+    progress: Progress,
+    cancelled: Cancelled = never_cancelled,
+) -> DecoderWeights:
+    """All weights of ``source``, packed by ``ops`` with ``scheme``.
+
+    At most one unpacked tensor is alive at a time. Raises LoadCancelled between two tensors.
+    """
+    spec = source.spec
+    reader = _Reader(source, ops, progress, cancelled)
+    head = reader.matrix("embed" if spec.tied_head else "head", scheme)
+    embed = head if spec.tied_head else reader.matrix("embed", _embed_scheme(scheme))
+    layers = tuple(_read_layer(reader, spec, f"layers.{index}", scheme) for index in range(spec.num_layers))
+    return DecoderWeights(embed, layers, reader.vector("final_norm"), head)
+
+
+def _embed_scheme(scheme: str) -> str:
+    """An embedding apart from the head stays at int8 or better: a step reads few of its rows, so 4 bits would save no time."""
+    return "int8" if scheme == "int4" else scheme
+
+
+def _read_layer(reader: _Reader, spec: ModelSpec, prefix: str, scheme: str) -> LayerWeights:
+    def matrix(name: str, has_bias: bool) -> Packed:
+        bias = reader.vector_if(has_bias, f"{prefix}.{name}_bias")
+        return reader.matrix(f"{prefix}.{name}", scheme, bias)
+
+    return LayerWeights(
+        attn_norm=reader.vector(f"{prefix}.attn_norm"),
+        qkv=matrix("qkv", spec.qkv_bias),
+        q_norm=reader.vector_if(spec.qk_norm, f"{prefix}.q_norm"),
+        k_norm=reader.vector_if(spec.qk_norm, f"{prefix}.k_norm"),
+        attn_out=matrix("attn_out", spec.output_bias),
+        post_attn_norm=reader.vector_if(spec.sandwich_norms, f"{prefix}.post_attn_norm"),
+        mlp_norm=reader.vector(f"{prefix}.mlp_norm"),
+        gate_up=matrix("gate_up", spec.mlp_bias),
+        mlp_out=matrix("mlp_out", spec.mlp_bias),
+        post_mlp_norm=reader.vector_if(spec.sandwich_norms, f"{prefix}.post_mlp_norm"),
+    )
+
+
+def build_decoder(
+    source: WeightSource,
+    ops: Mapping[bool, Ops],
+    scheme: str,
+    fused: bool = True,
+    progress: Progress = lambda text, share: None,
+    cancelled: Cancelled = never_cancelled,
+    max_context: int | None = None,
+) -> Decoder:
+    """A Decoder over ``source``; ``max_context`` as for Decoder. Raises LoadCancelled."""
+    weights = read_weights(source, ops[fused], scheme, progress, cancelled)
+    return Decoder(source.spec, weights, ops, scheme, fused, max_context)
+
+
+def _backends() -> dict[bool, Ops]:
+    """The fused and the plain backend of this machine; both read the same packed weights."""
+    reference = ReferenceOps()
+    return {True: reference, False: reference}
+
+
+def load_model(
+    path: Path,
+    weights: str,
+    fused: bool,
+    progress: Progress,
+    cancelled: Cancelled = never_cancelled,
+    max_context: int | None = None,
+) -> LoadedModel:
+    """Load a GGUF file or a safetensors folder.
+
+    weights: the ``weights`` option: "none", "int8" or "int4". max_context: see Decoder.
+    Raises ValueError in plain words for a file that cannot be used, LoadCancelled when ``cancelled()`` became true.
+    """
+    from engine.text import TextCodec
+    from engine.weights.source import open_source
+
+    started = time.perf_counter()
+    progress("Opening", 0.0)
+    source = open_source(path)
+    spec = source.spec
+    text = TextCodec.open(source.tokenizer_files, source.eos_token_ids, spec.vocab_size)
+    model = build_decoder(source, _backends(), weights, fused, progress, cancelled, max_context)
+    seconds = time.perf_counter() - started
+    return LoadedModel(spec, model, text, spec.name or path.stem, source.stored_format, False, seconds)

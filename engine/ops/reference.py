@@ -1,0 +1,183 @@
+"""ReferenceOps: every operation of ``ops/interface.py`` in plain torch steps. The truth other backends are tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.ops.interface import AttentionParams, Packed, Span
+
+
+class ReferenceOps:
+    """Plain torch on any device; sums in fp32 whatever the activations' dtype."""
+
+    name = "reference"
+
+    def activation_dtype(self, scheme: str) -> torch.dtype:
+        return torch.float32
+
+    def pack(self, weight: Tensor, bias: Tensor | None, scheme: str) -> Packed:
+        """ValueError for a scheme that is not "none", "int8" or "int4"."""
+        return pack_reference(weight, bias, scheme)
+
+    def unpack(self, packed: Packed) -> Tensor:
+        return unpack_reference(packed)
+
+    def linear(self, x: Tensor, packed: Packed, residual: Tensor | None = None) -> Tensor:
+        out = functional.linear(x.float(), self.unpack(packed), packed.bias)
+        if residual is not None:
+            out = out + residual
+        return out.to(x.dtype)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm(x, weight, eps)
+
+    def rope_and_write_kv(
+        self,
+        qkv: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        keys: Tensor,
+        values: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
+        return rope_and_write_kv(qkv, cos, sin, q_norm, k_norm, eps, keys, values, slots)
+
+    def paged_attention(
+        self, q: Tensor, keys: Tensor, values: Tensor, spans: Sequence[Span], params: AttentionParams
+    ) -> Tensor:
+        return paged_attention(q, keys, values, spans, params)
+
+    def gated_mlp_activation(self, gate_up: Tensor, activation: str) -> Tensor:
+        return gated_mlp_activation(gate_up, activation)
+
+    def embed(self, packed: Packed, token_ids: Tensor, scale: float, out_dtype: torch.dtype) -> Tensor:
+        return scaled_rows(self.unpack(packed).index_select(0, token_ids), scale, out_dtype)
+
+    def head(self, x: Tensor, packed: Packed, softcap: float | None) -> Tensor:
+        logits = functional.linear(x.float(), self.unpack(packed), packed.bias)
+        return soft_cap(logits, softcap)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., D] over its root mean square, times weight [D]; the statistic in fp32 (Zhang 2019)."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [N, heads, D]: dimensions i and i + rotary_dim/2 turn as a pair by cos, sin [N, rotary_dim / 2]; the rest stays."""
+    half = cos.shape[-1]
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    first, second = x[..., :half].float(), x[..., half : 2 * half].float()
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    return torch.cat((turned, x[..., 2 * half :]), dim=-1)
+
+
+def rope_and_write_kv(
+    qkv: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """See ``Ops.rope_and_write_kv``."""
+    num_kv_heads, head_dim = keys.shape[2:]
+    heads = qkv.unflatten(-1, (-1, head_dim))
+    q, k, v = heads.split((heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
+    if q_norm is not None:
+        q = rms_norm(q, q_norm, eps)
+    if k_norm is not None:
+        k = rms_norm(k, k_norm, eps)
+    if cos is not None and sin is not None:
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    keys.view(-1, num_kv_heads, head_dim).index_copy_(0, slots, k.to(keys.dtype))
+    values.view(-1, num_kv_heads, head_dim).index_copy_(0, slots, v.to(values.dtype))
+    return q
+
+
+def paged_attention(q: Tensor, keys: Tensor, values: Tensor, spans: Sequence[Span], params: AttentionParams) -> Tensor:
+    """See ``Ops.paged_attention``; one span after the other."""
+    out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)
+    for span in spans:
+        rows = slice(span.start, span.start + span.count)
+        out[rows] = _attend(q[rows], keys, values, span, params).to(q.dtype)
+    return out
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, span: Span, params: AttentionParams) -> Tensor:
+    """One span: q [count, H, D] -> fp32 [count, H * D].
+
+    Only slots that some query of the span may see are read: what lies beyond the context or before the
+    window may never have been written, and 0 x NaN would spread.
+    """
+    page_size, num_kv_heads, head_dim = keys.shape[1:]
+    first_query = span.context - span.count
+    first_seen = 0 if params.window is None else max(0, first_query - params.window + 1)
+    first_page = first_seen // page_size
+    pages = torch.tensor(span.pages[first_page : -(-span.context // page_size)], device=q.device)
+    seen = slice(first_seen - first_page * page_size, span.context - first_page * page_size)
+    k = keys[pages].flatten(0, 1)[seen].float()  # [S, K, D]
+    v = values[pages].flatten(0, 1)[seen].float()
+    grouped = q.float().view(span.count, num_kv_heads, -1, head_dim)  # query head h reads KV head h // group
+    scores = torch.einsum("nkgd,skd->kgns", grouped, k) * params.scale
+    scores = soft_cap(scores, params.softcap)
+    query_position = torch.arange(first_query, span.context, device=q.device)[:, None]
+    key_position = torch.arange(first_seen, span.context, device=q.device)[None, :]
+    hidden = key_position > query_position
+    if params.window is not None:
+        hidden = hidden | (key_position <= query_position - params.window)
+    shares = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    return torch.einsum("kgns,skd->nkgd", shares, v).reshape(span.count, -1)
+
+
+def gated_mlp_activation(gate_up: Tensor, activation: str) -> Tensor:
+    """gate_up [N, 2 * intermediate] -> activation(gate) * up, in fp32 inside (GLU variants, Shazeer 2020)."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    match activation:
+        case "silu":
+            gate = functional.silu(gate)
+        case "gelu_tanh":
+            gate = functional.gelu(gate, approximate="tanh")
+        case "gelu":
+            gate = functional.gelu(gate)
+        case _:
+            raise ValueError(f"There is no activation {activation!r}; this model cannot run on the own decoder.")
+    return (gate * up).to(gate_up.dtype)
+
+
+def scaled_rows(rows: Tensor, scale: float, out_dtype: torch.dtype) -> Tensor:
+    """Embedding rows in ``out_dtype``, times ``scale`` rounded to that dtype first, as transformers does for Gemma."""
+    rows = rows.to(out_dtype)
+    return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=out_dtype).item()
+
+
+def soft_cap(x: Tensor, cap: float | None) -> Tensor:
+    """cap * tanh(x / cap) (Gemma 2); x itself without a cap."""
+    return x if cap is None else torch.tanh(x / cap) * cap
+
+
+def pack_reference(weight: Tensor, bias: Tensor | None, scheme: str) -> Packed:
+    """Lay ``weight`` out as its scheme's plain tensors; ValueError for an unknown scheme."""
+    if scheme != "none":
+        raise ValueError(f"There is no weight scheme {scheme!r} here; choose none.")
+    data = (weight.float().contiguous(),)
+    bias = None if bias is None else bias.float()
+    num_bytes = sum(t.nbytes for t in (*data, *(() if bias is None else (bias,))))
+    out_features, in_features = weight.shape
+    return Packed("none", out_features, in_features, data, bias, num_bytes, "none: torch reference, fp32")
+
+
+def unpack_reference(packed: Packed) -> Tensor:
+    """The fp32 weights [out, in] that a reference ``Packed`` stands for."""
+    return packed.data[0]
