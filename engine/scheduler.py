@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ class Request:
     cached_tokens: int = 0  # of the prompt, found in the index
     recomputed_tokens: int = 0
     peak_computed: int = 0  # most tokens ever computed: below it, computing is repeating
+    num_in_run: int = 0  # leading pages that are neighbours in memory
 
     @property
     def num_tokens(self) -> int:
@@ -54,8 +55,17 @@ class Request:
     def is_decoding(self) -> bool:
         return self.num_behind == 1 and self.num_generated > 0
 
+    def block_table(self) -> Sequence[int]:
+        """The pages in order; a ``range`` when they are neighbours, which attention reads as one piece."""
+        pages, run = self.pages, self.num_in_run
+        while run < len(pages) and (run == 0 or pages[run] == pages[run - 1] + 1):
+            run += 1
+        self.num_in_run = run
+        return range(pages[0], pages[0] + run) if run == len(pages) else pages
 
-class Item(NamedTuple):
+
+@dataclass(frozen=True, slots=True)
+class Item:
     """One request's part in a step: tokens [start, start + count), a prefill chunk or a decode token alike."""
 
     request: Request
@@ -338,6 +348,7 @@ class Scheduler:
         request.pages = []
         request.num_computed = 0
         request.num_registered = 0
+        request.num_in_run = 0
 
     def _register_full_pages(self, request: Request) -> None:
         size = self.pool.page_size

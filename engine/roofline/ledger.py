@@ -1,0 +1,136 @@
+"""The ledger: bytes moved and floating-point operations of one step, counted on paper from its plan.
+
+A pure function of the model's shape, its packed sizes and what the step computes. Rules:
+
+    weights      every block weight is read once per step, whatever the batch; the head once when any logits are wanted;
+                 of the embedding one row per token, nothing extra when it is the head's own table (read already)
+    KV read      per layer the keys and values a request's rows see, once per KV head (GQA: the group shares the read);
+                 a window bounds them
+    KV written   one key and one value per row, layer and KV head
+    activations  what each operation reads and writes between the blocks' products
+    logits       written by the head, read by the sampler, fp32
+    FLOPs        2 per weight and row; 2 per element for scores and 2 for the weighted sum of values
+
+memory_seconds = bytes / measured bandwidth; compute_seconds = FLOPs / measured throughput (engine/roofline/machine.py).
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from engine.events import MachineFigures, StepCost
+from engine.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerModel:
+    """Sizes of a model as it lies in memory now.
+
+    block_bytes: packed matrices, biases and norms of all layers, and the final norm.
+    head_bytes: the packed head. embedding_row_bytes: one token's row of the table it is looked up in.
+    activation_bytes, kv_element_bytes: bytes per element. compute_dtype: key into MachineFigures.flops_per_second.
+    fused: norms and attention keep their intermediate values on chip.
+    """
+
+    spec: ModelSpec
+    block_bytes: int
+    head_bytes: int
+    embedding_row_bytes: int
+    activation_bytes: int
+    kv_element_bytes: int
+    compute_dtype: str
+    fused: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerItem:
+    """A request's rows in a step: ``count`` tokens, the last of which sees ``context`` tokens, itself included."""
+
+    count: int
+    context: int
+    wants_logits: bool
+
+
+def account(model: LedgerModel, items: Sequence[LedgerItem]) -> StepCost:
+    """Bytes and FLOPs of a step that computes ``items`` together."""
+    spec = model.spec
+    num_rows = sum(item.count for item in items)
+    num_logits = sum(item.wants_logits for item in items)
+    pairs = [_visible_pairs(spec, item) for item in items]
+    kv_tokens = sum(_kv_tokens_read(spec, item) for item in items)
+    kv_token_bytes = 2 * spec.kv_size * model.kv_element_bytes  # one layer
+    return StepCost(
+        weight_bytes=_weight_bytes(model, num_rows, num_logits),
+        kv_read_bytes=kv_tokens * kv_token_bytes,
+        kv_write_bytes=num_rows * spec.num_layers * kv_token_bytes,
+        activation_bytes=_activation_bytes(model, num_rows, sum(pairs)),
+        logit_bytes=2 * 4 * num_logits * spec.vocab_size,
+        linear_flops=2 * (num_rows * spec.num_layers * spec.layer_linear_weights + num_logits * _head_weights(spec)),
+        attention_flops=4 * spec.q_size * sum(pairs),
+    )
+
+
+def memory_seconds(cost: StepCost, machine: MachineFigures) -> float:
+    return cost.total_bytes / machine.read_bytes_per_second
+
+
+def compute_seconds(cost: StepCost, machine: MachineFigures, compute_dtype: str) -> float:
+    return cost.total_flops / machine.flops_per_second[compute_dtype]
+
+
+def _head_weights(spec: ModelSpec) -> int:
+    return spec.vocab_size * spec.hidden_size
+
+
+def _weight_bytes(model: LedgerModel, num_rows: int, num_logits: int) -> int:
+    if num_rows == 0:
+        return 0
+    head = model.head_bytes if num_logits else 0
+    table_was_read = bool(num_logits) and model.spec.tied_head
+    return model.block_bytes + head + (0 if table_was_read else num_rows * model.embedding_row_bytes)
+
+
+def _visible_pairs(spec: ModelSpec, item: LedgerItem) -> int:
+    """(query row, key) pairs over all layers: row at position p sees min(p + 1, window) keys."""
+    return sum(_pairs(item, window) * layers for window, layers in _windows(spec))
+
+
+def _kv_tokens_read(spec: ModelSpec, item: LedgerItem) -> int:
+    """Keys (and as many values) read over all layers."""
+    return sum(
+        min(item.context, (window or item.context) + item.count - 1) * layers for window, layers in _windows(spec)
+    )
+
+
+def _pairs(item: LedgerItem, window: int | None) -> int:
+    first, last = item.context - item.count + 1, item.context  # keys seen without a window
+    if window is None or last <= window:
+        return (first + last) * item.count // 2
+    rows_below = max(0, window - first + 1)
+    return (first + window) * rows_below // 2 + (item.count - rows_below) * window
+
+
+def _windows(spec: ModelSpec) -> Iterable[tuple[int | None, int]]:
+    """(window, number of layers that have it)."""
+    counts: dict[int | None, int] = {}
+    for layer in spec.layers:
+        counts[layer.window] = counts.get(layer.window, 0) + 1
+    return counts.items()
+
+
+def _activation_bytes(model: LedgerModel, num_rows: int, num_pairs: int) -> int:
+    """Reads and writes between the products: norm, QKV, rotation, attention, output, norm, gate/up, activation, down."""
+    spec = model.spec
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    qkv = spec.q_size + 2 * spec.kv_size
+    norms = (4 if spec.sandwich_norms else 2) * 2 * hidden
+    attention = (hidden + qkv) + (qkv + spec.q_size) + 2 * spec.q_size + (spec.q_size + 2 * hidden)
+    mlp = (hidden + 2 * inner) + 3 * inner + (inner + 2 * hidden)
+    fused = num_rows * spec.num_layers * (norms + attention + mlp) * model.activation_bytes
+    if model.fused:
+        return fused
+    norm_steps = num_rows * spec.num_layers * 3 * norms * 4  # square, mean, scale and multiply each pass over fp32 rows
+    scores = num_pairs * spec.num_heads * 4 * 4  # scores written, softmax reads and writes, the sum reads: fp32
+    return fused + norm_steps + scores
