@@ -1,0 +1,161 @@
+"""GGUF files as a WeightSource: dequantized to fp32, a slice of rows at a time.
+
+Data are read, not mapped: a map would keep touched pages in resident memory, pin the file on Windows, and turn a
+file that shrinks while we read into a crash instead of a message.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.model.spec_from_gguf import eos_token_ids, permutes_q_and_k, spec_from_gguf
+from engine.weights.canonical import Naming, Piece, layout, stacked
+from engine.weights.ggml_types import block_of, can_dequantize, dequantize_rows, file_type_name
+from engine.weights.gguf_header import GgufHeader, TensorInfo, read_header
+from engine.weights.source import TokenizerFiles, UnsupportedArchitecture
+from engine.weights.stream import check_finite, read_exactly
+
+SLICE_WEIGHTS = 1 << 20  # dequantized at a time: 4 MiB of fp32, which stays in the processor's cache
+
+NAMING = Naming(
+    top={"embed": "token_embd.weight", "head": "output.weight", "final_norm": "output_norm.weight"},
+    layer={
+        "attn_norm": (("blk.{i}.attn_norm.weight",),),
+        "qkv": (
+            ("blk.{i}.attn_q.weight", "blk.{i}.attn_k.weight", "blk.{i}.attn_v.weight"),
+            ("blk.{i}.attn_qkv.weight",),
+        ),
+        "qkv_bias": (
+            ("blk.{i}.attn_q.bias", "blk.{i}.attn_k.bias", "blk.{i}.attn_v.bias"),
+            ("blk.{i}.attn_qkv.bias",),
+        ),
+        "q_norm": (("blk.{i}.attn_q_norm.weight",),),
+        "k_norm": (("blk.{i}.attn_k_norm.weight",),),
+        "attn_out": (("blk.{i}.attn_output.weight",),),
+        "attn_out_bias": (("blk.{i}.attn_output.bias",),),
+        "post_attn_norm": (("blk.{i}.post_attention_norm.weight",),),
+        "mlp_norm": (("blk.{i}.ffn_norm.weight",),),
+        # Phi-3 files keep gate and up stacked under the name of up alone.
+        "gate_up": (("blk.{i}.ffn_gate.weight", "blk.{i}.ffn_up.weight"), ("blk.{i}.ffn_up.weight",)),
+        "gate_up_bias": (("blk.{i}.ffn_gate.bias", "blk.{i}.ffn_up.bias"), ("blk.{i}.ffn_up.bias",)),
+        "mlp_out": (("blk.{i}.ffn_down.weight",),),
+        "mlp_out_bias": (("blk.{i}.ffn_down.bias",),),
+        "post_mlp_norm": (("blk.{i}.post_ffw_norm.weight",),),
+    },
+)
+
+
+class GgufSource:
+    """One opened GGUF file. See ``WeightSource``."""
+
+    def __init__(self, path: Path) -> None:
+        header = read_header(path)
+        _check_supported(path, header)
+        self._path = path
+        self._tensors = header.tensors
+        self._file = path.open("rb")
+        shapes = {name: info.shape for name, info in header.tensors.items()}
+        try:
+            self.spec = spec_from_gguf(header.metadata, shapes, self._vector, path.stem)
+            self._layout = layout(self.spec, NAMING, shapes, path.name)
+        except BaseException:
+            self._file.close()
+            raise
+        self._permuted = permutes_q_and_k(header.metadata)
+        self.eos_token_ids = eos_token_ids(header.metadata)
+        self.tokenizer_files = TokenizerFiles("gguf", metadata=header.metadata)
+        self.stored_format = f"GGUF {_format_name(header)}"
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._layout)
+
+    def read(self, name: str) -> Tensor:
+        pieces = self._layout[name]
+        out = torch.empty(stacked(piece.shape for piece in pieces), dtype=torch.float32)
+        row = 0
+        for index, piece in enumerate(pieces):
+            rows = out[row : row + piece.shape[0]]
+            self._fill(rows, self._tensors[piece.stored])
+            if self._permuted and name.rpartition(".")[2] in ("qkv", "qkv_bias"):
+                self._rotate_halves(rows, index, piece)
+            row += piece.shape[0]
+        return out
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _vector(self, name: str) -> tuple[float, ...]:
+        """A small tensor of the file (rope_freqs and its kin) as numbers."""
+        info = self._tensors[name]
+        values = torch.empty(info.shape, dtype=torch.float32)
+        self._fill(values, info)
+        return tuple(values.flatten().tolist())
+
+    def _fill(self, out: Tensor, info: TensorInfo) -> None:
+        """Dequantize ``info`` into ``out`` (fp32, contiguous), checking that every weight is a finite number."""
+        block = block_of(info.ggml_type)
+        assert block is not None  # the header was checked
+        columns = info.shape[-1]
+        num_rows = info.num_elements // columns
+        row_bytes = columns // block.elements * block.bytes
+        target: NDArray[np.float32] = out.view(num_rows, columns).numpy()
+        step = max(1, SLICE_WEIGHTS // columns)
+        buffer = np.empty((min(step, num_rows), row_bytes), dtype=np.uint8)
+        self._file.seek(info.offset)
+        for start in range(0, num_rows, step):
+            count = min(step, num_rows - start)
+            read_exactly(self._file, buffer[:count].data.cast("B"), self._path.name, info.name)
+            target[start : start + count] = dequantize_rows(buffer[:count], info.ggml_type)
+            check_finite(out.view(num_rows, columns)[start : start + count], self._path.name, info.name)
+
+    def _rotate_halves(self, rows: Tensor, index: int, piece: Piece) -> None:
+        """Undo, in place, the interleaving that GGUF applies to q and k of Llama models.
+
+        The converter reorders each head's rows from (2, D/2) to (D/2, 2), for a rotation of neighbouring pairs.
+        """
+        if piece.shape[0] != self.spec.q_size + 2 * self.spec.kv_size:
+            parts = [rows] if index < 2 else []
+        else:
+            parts = list(rows.split([self.spec.q_size, self.spec.kv_size, self.spec.kv_size])[:2])
+        head_dim = self.spec.head_dim
+        for part in parts:
+            for start in range(0, part.shape[0], head_dim):
+                head = part[start : start + head_dim]
+                head.copy_(torch.cat([head[0::2], head[1::2]]))
+
+
+def _check_supported(path: Path, header: GgufHeader) -> None:
+    """Refuse what no part of Ridgeline can run, naming the way out."""
+    count = header.metadata.get("split.count", 1)
+    if isinstance(count, int) and count > 1:
+        raise ValueError(
+            f"{path.name} is one of {count} parts of a split model. Merge the parts into one file first "
+            "(llama-gguf-split --merge)."
+        )
+    if header.metadata.get("general.type", "model") not in ("model", ""):
+        raise ValueError(f"{path.name} holds a {header.metadata['general.type']}, not a whole model.")
+    for info in header.tensors.values():
+        if not can_dequantize(info.ggml_type):
+            block = block_of(info.ggml_type)
+            raise UnsupportedArchitecture(
+                f"{path.name}: tensor {info.name} is stored as {block.name if block else info.ggml_type}, which cannot be "
+                "decoded here. Get another quantization of the model, such as Q4_K_M or Q8_0."
+            )
+
+
+def _format_name(header: GgufHeader) -> str:
+    """ "Q4_K_M" if the file says so, else the type that most of its bytes have."""
+    named = header.metadata.get("general.file_type")
+    if isinstance(named, int) and (name := file_type_name(named)):
+        return name
+    sizes: dict[int, int] = {}
+    for info in header.tensors.values():
+        sizes[info.ggml_type] = sizes.get(info.ggml_type, 0) + info.num_bytes
+    block = block_of(max(sizes, key=lambda kind: sizes[kind]))
+    assert block is not None
+    return block.name
