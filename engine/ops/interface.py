@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor, dtype
 
@@ -138,6 +138,15 @@ class KvTensors(Protocol):
     def layer(self, index: int) -> tuple[Tensor, Tensor]: ...
 
 
+class WeightSizes(NamedTuple):
+    """Bytes as packed, for the ledger: all layers (with norms, biases and the final norm), the head,
+    and one token's row of the table that embeddings are looked up in."""
+
+    block_bytes: int
+    head_bytes: int
+    embedding_row_bytes: int
+
+
 class Model(Protocol):
     """A loaded model: the parametric decoder or the transformers fallback.
 
@@ -145,7 +154,8 @@ class Model(Protocol):
     ``set_fused`` flips the ``fused_ops`` switch between two steps.
     """
 
-    weight_bytes: int
+    weight_bytes: int  # all that is held, a table used twice counted once
+    weight_sizes: WeightSizes
     activation_dtype: dtype
 
     def forward(self, batch: StepBatch, cache: KvTensors) -> Tensor: ...

@@ -1,0 +1,414 @@
+"""The engine: load a model, submit requests, step. One thread at a time may use it (EngineService sees to that)."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+import torch
+
+from engine.commands import Message, Prompt
+from engine.events import (
+    Completion,
+    Event,
+    Finished,
+    FinishReason,
+    MachineFigures,
+    ModelInfo,
+    ModelLoaded,
+    OptionsApplied,
+    PageMap,
+    Phase,
+    RequestProgress,
+    StepRecord,
+    TokenDelta,
+)
+from engine.kv.cache import KvCache
+from engine.kv.pool import PagePool
+from engine.model.load import LoadedModel, load_model
+from engine.options import Capabilities, Kind, Options, entry, unavailable
+from engine.params import SamplingParams
+from engine.reply import Reply
+from engine.roofline import machine
+from engine.roofline.ledger import LedgerItem, LedgerModel, account, compute_seconds, memory_seconds
+from engine.runner import build_batch
+from engine.sampling import Sampled, sample
+from engine.scheduler import Policy, Request, Scheduler, StepPlan
+from engine.weights.locate import locate
+
+log = logging.getLogger(__name__)
+
+PAGE_SIZE = 32  # tokens
+KV_SHARE_OF_FREE_MEMORY = 0.3
+KV_BYTES_WANTED = 512 * 2**20  # room for several chats, even when one window needs less
+
+Progress = Callable[[str, float], None]
+ChatMessages = Sequence[Mapping[str, str]]
+
+
+def _no_progress(stage: str, fraction: float) -> None:
+    """Nobody watches."""
+
+
+def _never() -> bool:
+    return False
+
+
+class Engine:
+    """A loaded model with its KV pages, its requests and its switches."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        source: str,
+        path: Path,
+        options: Options,
+        figures: MachineFigures,
+        kv_bytes: int | None,
+    ) -> None:
+        self._source = source
+        self._path = path
+        self._figures = figures
+        self._kv_bytes = kv_bytes
+        self._replies: dict[int, Reply] = {}
+        self._undelivered: list[Event] = []
+        self._request_ids = itertools.count(1)
+        self._step_index = 0
+        self.options = options
+        self._hold(loaded)
+        self._scheduler = Scheduler(self._make_pool(), Policy.of(options), self.context_length)
+
+    # -- life ---------------------------------------------------------------------------------
+
+    @classmethod
+    def load(
+        cls,
+        source: str,
+        settings: Mapping[str, str] | None = None,
+        progress: Progress = _no_progress,
+        cancelled: Callable[[], bool] = _never,
+        kv_bytes: int | None = None,
+        machine_file: Path | None = None,
+        find: Callable[[str], Path] = locate,
+    ) -> Engine:
+        """Load ``source`` ("starter", a GGUF file, a safetensors folder) with switches set as in ``settings``.
+
+        kv_bytes: memory for the KV cache; by default what the model's window needs, at least 512 MiB, at most 30 % of
+        the free memory. machine_file: where this machine's measured figures are kept. find: from a model's name to its path.
+        Raises ValueError, with what was wrong, where, and what to do.
+        """
+        options = Options(settings or {})
+        path = find(source)
+        loaded = load_model(path, options["weights"], options.on("fused_ops"), progress, cancelled)
+        progress("Measuring this machine", 1.0)
+        figures = machine.measured_once(machine_file)
+        engine = cls(loaded, source, path, options, figures, kv_bytes)
+        options.replaced({}, engine.capabilities)
+        return engine
+
+    def fail_all(self, message: str) -> list[Event]:
+        """End every request with ``message`` (the model is about to go)."""
+        return [self._end(reply, FinishReason.ERROR, message) for reply in list(self._replies.values())]
+
+    def close(self) -> None:
+        """Drop the weights and the cache. The engine is of no use afterwards."""
+        del self._loaded, self._cache
+
+    # -- what is loaded -----------------------------------------------------------------------
+
+    @property
+    def info(self) -> ModelInfo:
+        loaded, spec = self._loaded, self._loaded.spec
+        return ModelInfo(
+            name=loaded.name,
+            source=self._source,
+            family=spec.family,
+            num_parameters=spec.num_parameters,
+            weight_bytes=loaded.model.weight_bytes,
+            kv_bytes_per_token=spec.kv_bytes_per_token(self._cache.dtype.itemsize),
+            context_length=self.context_length,
+            num_layers=spec.num_layers,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            vocab_size=spec.vocab_size,
+            stored_format=loaded.stored_format,
+            device="cpu",
+            dtype=_dtype_name(loaded.model.activation_dtype),
+            is_fallback=loaded.is_fallback,
+            load_seconds=loaded.load_seconds,
+            has_chat_template=loaded.text.has_chat_template,
+            active_paths=dict(loaded.model.active_paths()),
+            machine=self._figures,
+        )
+
+    def loaded_event(self) -> ModelLoaded:
+        return ModelLoaded(self.info, dict(self.options), unavailable(self.capabilities))
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(device="cpu", is_fallback=self._loaded.is_fallback)
+
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """Tokens of the rendered template: exactly what ``submit`` would send."""
+        return len(self._loaded.text.encode(tuple(messages)))
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def submit(self, prompt: Prompt | ChatMessages, params: SamplingParams, request_id: int | None = None) -> int:
+        """Queue a request; its events come out of ``step``. Raises ValueError when the prompt cannot be run."""
+        return self._start(prompt, params, request_id).request_id
+
+    def _start(self, prompt: Prompt | ChatMessages, params: SamplingParams, request_id: int | None = None) -> Reply:
+        submitted_at = time.perf_counter()
+        number = next(self._request_ids) if request_id is None else request_id
+        tokens = self._loaded.text.encode(_as_prompt(prompt))
+        if not tokens:
+            raise ValueError("The prompt is empty. Write something first.")
+        if len(tokens) >= self.context_length:
+            raise ValueError(
+                f"The prompt has {len(tokens):,} tokens, and the window holds {self.context_length:,} with the reply. "
+                "Shorten the prompt, or start a new chat."
+            )
+        most = self.context_length if params.max_tokens is None else params.max_tokens
+        reply = Reply(Request(number, tokens, len(tokens), most), params, self._loaded.text, submitted_at)
+        if params.max_tokens == 0:
+            self._undelivered.append(reply.finished(FinishReason.LENGTH))
+        else:
+            self._replies[number] = reply
+            self._scheduler.add(reply.request)
+        return reply
+
+    def abort(self, request_id: int) -> None:
+        """Stop a request now; its Finished event comes with the next ``step``. Unknown ids were finished already."""
+        reply = self._replies.get(request_id)
+        if reply:
+            self._undelivered.append(self._end(reply, FinishReason.ABORT))
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._undelivered) or self._scheduler.has_work
+
+    def step(self) -> list[Event]:
+        """Compute one step of every request that fits; return what happened."""
+        events, self._undelivered = self._undelivered, []
+        started = time.perf_counter()
+        plan = self._scheduler.plan()
+        if not plan.items:
+            return events
+        try:
+            sampled = self._run(plan)
+        except Exception as error:  # whatever a step raises, its requests fail with a message and the engine goes on
+            log.exception("a step of %d tokens failed", plan.num_rows)
+            return events + self._fail(plan, error)
+        events += self._commit(plan, sampled)
+        events.append(self._record(plan, len(sampled), started))
+        if not self._scheduler.has_work:
+            self._scheduler.check_integrity()
+        return events
+
+    def page_map(self) -> PageMap:
+        return self._scheduler.page_map()
+
+    def check_integrity(self) -> None:
+        self._scheduler.check_integrity()
+
+    # -- library use --------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt | ChatMessages],
+        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
+    ) -> list[Completion]:
+        """Run all prompts together and return their completions, in order. Raises ValueError if one cannot be run."""
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        replies = [self._start(prompt, its) for prompt, its in zip(prompts, each, strict=True)]
+        endings: dict[int, Finished] = {}
+        while self.has_work:
+            endings.update((event.request_id, event) for event in self.step() if isinstance(event, Finished))
+        failed = [ending.message for ending in endings.values() if ending.reason is FinishReason.ERROR]
+        if failed:
+            raise RuntimeError(failed[0])
+        return [reply.completion(endings[reply.request_id].reason) for reply in replies]
+
+    def stream(self, prompt: Prompt | ChatMessages, params: SamplingParams = SamplingParams()) -> Iterator[TokenDelta]:
+        """Yield the reply's deltas as they are made. Leaving the loop early stops the request."""
+        number = self.submit(prompt, params)
+        try:
+            while self.has_work:
+                for event in self.step():
+                    if isinstance(event, TokenDelta) and event.request_id == number:
+                        yield event
+                    elif isinstance(event, Finished) and event.request_id == number:
+                        if event.reason is FinishReason.ERROR:
+                            raise RuntimeError(event.message)
+                        return
+        finally:
+            self.abort(number)
+
+    # -- switches -----------------------------------------------------------------------------
+
+    def apply(
+        self, changes: Mapping[str, str], progress: Progress = _no_progress, cancelled: Callable[[], bool] = _never
+    ) -> OptionsApplied:
+        """Flip switches between two steps. Running requests go on; some kinds of change recompute them.
+
+        Raises ValueError, with nothing changed, when a value is unknown or cannot be used here.
+        """
+        started = time.perf_counter()
+        options = self.options.replaced(changes, self.capabilities)
+        changed = self.options.changed(options)
+        reloads = any(entry(key).kind is Kind.WEIGHTS for key in changed)
+        preempted = self._reload(options, progress, cancelled) if reloads else 0
+        preempted += self._scheduler.change_policy(Policy.of(options))
+        self._loaded.model.set_fused(options.on("fused_ops"))
+        self.options = options
+        self._ledger_model = self._make_ledger_model()
+        seconds = time.perf_counter() - started
+        return OptionsApplied(dict(options), changed, seconds, preempted, self.info if reloads else None)
+
+    def _reload(self, options: Options, progress: Progress, cancelled: Callable[[], bool]) -> int:
+        """Read the weights again in another form, then swap; until the swap the old ones keep working."""
+        loaded = load_model(self._path, options["weights"], options.on("fused_ops"), progress, cancelled)
+        preempted = self._scheduler.preempt_all()
+        self._hold(loaded)
+        for reply in list(self._replies.values()):
+            if reply.request.num_tokens >= self.context_length:
+                message = f"This chat has {reply.request.num_tokens:,} tokens; with {options['weights']} weights {self.context_length:,} fit."
+                self._undelivered.append(self._end(reply, FinishReason.ERROR, message))
+        self._scheduler.move_to(self._make_pool(), self.context_length)
+        return preempted
+
+    # -- memory -------------------------------------------------------------------------------
+
+    def _hold(self, loaded: LoadedModel) -> None:
+        spec, dtype = loaded.spec, loaded.model.activation_dtype
+        page_bytes = KvCache.page_bytes(spec, PAGE_SIZE, dtype)
+        budget = self._kv_bytes or _default_kv_bytes(spec.max_position * spec.kv_bytes_per_token(dtype.itemsize))
+        num_pages = 1 + budget // page_bytes
+        if num_pages < 2:
+            raise ValueError(
+                f"One page of KV cache needs {page_bytes:,} bytes and {budget:,} are available. "
+                "Close other programs, or choose a smaller model."
+            )
+        self._loaded = loaded
+        self._cache = KvCache(spec, num_pages, PAGE_SIZE, dtype)
+        self._page_bytes = page_bytes
+        self.context_length = min(spec.max_position, (num_pages - 1) * PAGE_SIZE)
+        self._ledger_model = self._make_ledger_model()
+
+    def _make_pool(self) -> PagePool:
+        return PagePool(self._cache.num_pages, PAGE_SIZE)
+
+    def _make_ledger_model(self) -> LedgerModel:
+        model = self._loaded.model
+        sizes = model.weight_sizes
+        return LedgerModel(
+            spec=self._loaded.spec,
+            block_bytes=sizes.block_bytes,
+            head_bytes=sizes.head_bytes,
+            embedding_row_bytes=sizes.embedding_row_bytes,
+            activation_bytes=model.activation_dtype.itemsize,
+            kv_element_bytes=self._cache.dtype.itemsize,
+            compute_dtype=_dtype_name(model.activation_dtype),
+            fused=self.options.on("fused_ops"),
+        )
+
+    # -- one step, in parts -------------------------------------------------------------------
+
+    def _run(self, plan: StepPlan) -> list[Sampled]:
+        """One Sampled per item that wants logits, in the plan's order."""
+        with torch.inference_mode():
+            logits = self._loaded.model.forward(build_batch(plan, PAGE_SIZE), self._cache)
+            states = [self._replies[item.request.request_id].sampler for item in plan.items if item.wants_logits]
+            return sample(logits, states) if states else []
+
+    def _commit(self, plan: StepPlan, sampled: Sequence[Sampled]) -> list[Event]:
+        answered = [item.request for item in plan.items if item.wants_logits]
+        fine = {request.request_id: got.token_id for request, got in zip(answered, sampled, strict=True)}
+        self._scheduler.commit(plan, fine)
+        now = time.perf_counter()
+        events: list[Event] = []
+        for request, got in zip(answered, sampled, strict=True):
+            reply = self._replies[request.request_id]
+            delta, reason = reply.accept(got.token_id, got.logprob, now, self.context_length)
+            events.append(delta)
+            if reason:
+                events.append(self._end(reply, reason))
+        return events
+
+    def _record(self, plan: StepPlan, num_new: int, started: float) -> StepRecord:
+        items = plan.items
+        cost = account(self._ledger_model, [LedgerItem(item.count, item.context, item.wants_logits) for item in items])
+        num_prefill = sum(item.count for item in items if item.is_prefill)
+        num_decode = sum(item.count for item in items if not item.is_prefill)
+        ended = time.perf_counter()
+        self._step_index += 1
+        return StepRecord(
+            index=self._step_index,
+            ended_at=ended,
+            phase=_phase(num_prefill, num_decode),
+            step_seconds=ended - started,
+            memory_seconds=memory_seconds(cost, self._figures),
+            compute_seconds=compute_seconds(cost, self._figures, self._ledger_model.compute_dtype),
+            cost=cost,
+            num_prefill_tokens=num_prefill,
+            num_decode_tokens=num_decode,
+            num_new_tokens=num_new,
+            batch=len(items),
+            waiting=len(self._scheduler.waiting),
+            pool=self._scheduler.snapshot(self._page_bytes),
+            requests=tuple(
+                RequestProgress(item.request.request_id, item.count, int(item.wants_logits), item.request.num_tokens)
+                for item in items
+            ),
+            active_paths=self._loaded.model.active_paths(),
+        )
+
+    def _end(self, reply: Reply, reason: FinishReason, message: str = "") -> Finished:
+        self._scheduler.remove(reply.request)
+        del self._replies[reply.request_id]
+        return reply.finished(reason, message)
+
+    def _fail(self, plan: StepPlan, error: Exception) -> list[Event]:
+        message = self._explain(plan, error)
+        return [self._end(self._replies[item.request.request_id], FinishReason.ERROR, message) for item in plan.items]
+
+    def _explain(self, plan: StepPlan, error: Exception) -> str:
+        if not _is_out_of_memory(error):
+            return f"The step failed: {error}. Try again; if it happens again, copy the diagnostics and report it."
+        free = psutil.virtual_memory().available
+        fits = free // max(1, self._loaded.spec.kv_bytes_per_token(self._cache.dtype.itemsize))
+        return (
+            f"Not enough memory for a step of {plan.num_rows:,} tokens in {len(plan.items)} chats. {free / 2**30:.1f} GiB are free, "
+            f"room for about {min(fits, self.context_length):,} tokens of context. Lower the batch limit or the step budget, or close other programs."
+        )
+
+
+def _default_kv_bytes(window_bytes: int) -> int:
+    most = int(psutil.virtual_memory().available * KV_SHARE_OF_FREE_MEMORY)
+    return min(max(window_bytes, KV_BYTES_WANTED), most)
+
+
+def _as_prompt(prompt: Prompt | ChatMessages) -> Prompt:
+    """Messages may also be given as {"role", "content"} mappings."""
+    if isinstance(prompt, str) or not any(isinstance(part, Mapping) for part in prompt):
+        return prompt if isinstance(prompt, str) else tuple(prompt)  # type: ignore[return-value]
+    return tuple(Message(part["role"], part["content"]) for part in prompt)  # type: ignore[arg-type, call-overload, index]
+
+
+def _phase(num_prefill: int, num_decode: int) -> Phase:
+    if num_prefill and num_decode:
+        return Phase.MIXED
+    return Phase.PREFILL if num_prefill else Phase.DECODE
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,0 +1,35 @@
+"""From a StepPlan to the tensors a model runs on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.ops.interface import Span, StepBatch
+from engine.scheduler import Item, StepPlan
+
+
+def build_batch(plan: StepPlan, page_size: int) -> StepBatch:
+    """Pack the plan's rows without padding, in the plan's order, with the cache slot each row writes."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    spans: list[Span] = []
+    logit_rows: list[int] = []
+    for item in plan.items:
+        spans.append(Span(len(token_ids), item.count, item.context, item.request.block_table()))
+        token_ids += item.request.tokens[item.start : item.context]
+        positions += range(item.start, item.context)
+        slots += _slots(item, page_size)
+        if item.wants_logits:
+            logit_rows.append(len(token_ids) - 1)
+    return StepBatch(_ids(token_ids), _ids(positions), _ids(slots), tuple(spans), _ids(logit_rows))
+
+
+def _slots(item: Item, page_size: int) -> list[int]:
+    pages = item.request.pages
+    return [pages[p // page_size] * page_size + p % page_size for p in range(item.start, item.context)]
+
+
+def _ids(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
