@@ -11,6 +11,7 @@ import platformdirs
 
 _APP = "ridgeline"
 PORTABLE_MARKER = "portable"
+_VARIABLE = "RIDGELINE_DATA_DIR"  # as --data-dir, for scripts and tests
 # SQLite's Unix layer takes 512 bytes for a path; its journal names add a few to the longest of ours.
 _LONGEST_FOLDER_BYTES = 480
 _LONG_ON_WINDOWS = 240
@@ -66,12 +67,13 @@ class Paths:
 def find_paths(data_dir: str | Path | None = None, program: Path | None = None) -> Paths:
     """The folders to use, not yet created.
 
-    data_dir (``--data-dir``) puts everything under one folder; else a file named ``portable`` beside the program
+    data_dir (``--data-dir``, else RIDGELINE_DATA_DIR) puts everything under one folder; else a file named ``portable`` beside the program
     does the same with ``data`` beside it; else the system's own folders. ``program`` is the running executable.
     ValueError when the folder's path is too long to hold a database.
     """
-    if data_dir is not None:
-        return _under(Path(data_dir).expanduser().absolute(), is_portable=False)
+    given = data_dir or os.environ.get(_VARIABLE)
+    if given:
+        return _under(Path(given).expanduser().absolute(), is_portable=False)
     beside = _portable_folder(program or Path(sys.executable))
     if beside is not None:
         return _under(beside / "data", is_portable=True)

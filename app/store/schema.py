@@ -50,7 +50,8 @@ PIECES_PER_MESSAGE = 1 << 20
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+    """The schema's number; 0 for a new file. The connection gives rows as dicts."""
+    return int(connection.execute("PRAGMA user_version").fetchone()["user_version"])
 
 
 def migrate(connection: sqlite3.Connection) -> None:
