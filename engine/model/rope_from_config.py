@@ -91,6 +91,6 @@ def _longrope(config: Fields, rope: Fields, theta: float, rotary_dim: int) -> Ro
         if len(factors) != rotary_dim // 2:
             raise rope.wrong(key, list(factors), f"a list of {rotary_dim // 2} numbers")
     return RopeSpec(
-        theta, rotary_dim, "longrope", factor=factor, original_max_position=original,
+        theta, rotary_dim, "longrope", original_max_position=original,
         attention_factor=attention_factor, short_factors=short, long_factors=long,
     )  # fmt: skip

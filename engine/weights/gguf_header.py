@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
+
 MAGIC = b"GGUF"
 MAX_DIMENSIONS = 4
 MAX_STRING_BYTES = 1 << 26  # chat templates are thousands of bytes; more than 64 MiB is damage
-_STRING, _ARRAY = 8, 9
+_FLOAT32, _STRING, _ARRAY = 6, 8, 9
 _SCALARS: Mapping[int, str] = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
@@ -152,6 +154,8 @@ class _Parser:
         return text.decode("utf-8", errors="replace")
 
     def _value(self, key: str, kind: int) -> Any:
+        if kind == _FLOAT32:  # as the decimal that was meant: 1e-06, not 9.999999974752427e-07
+            return float(str(np.float32(self._unpack("f")[0])))
         if kind in _SCALARS:
             return self._unpack(_SCALARS[kind])[0]
         if kind == _STRING:
