@@ -1,0 +1,188 @@
+"""``ridgeline chat``: one answer on stdout, or a conversation in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from app.commands import Subparsers
+from app.commands.session import Reply, figures, interrupt_flag, open_engine, run_reply
+from engine.commands import Message, Prompt
+from engine.events import FinishReason
+from engine.options import OPTIONS, parse_settings
+from engine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+DEMO_QUESTION = "What is the capital of France?"
+DEFAULT_TEMPERATURE = 0.7
+_DEMO_TOKENS = 48
+_HELP = """\
+/new            forget this conversation
+/set KEY=VALUE  flip a switch, e.g. /set weights=int8
+/options        the switches and their values
+/quit           leave (Ctrl+D too); Ctrl+C stops a reply"""
+
+
+def add_to(commands: Subparsers) -> argparse.ArgumentParser:
+    parser = commands.add_parser("chat", help="answer one prompt, or chat in the terminal")
+    parser.add_argument(
+        "-m", "--model", default="starter", metavar="MODEL", help="starter, a path, or a name of 'models'"
+    )
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer this and exit; '-' or a pipe reads stdin")
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an option; see 'options'")
+    parser.add_argument("--temperature", type=float, default=DEFAULT_TEMPERATURE, help="0 is greedy (default: 0.7)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="keep the likeliest tokens up to this probability")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest reply, in tokens")
+    parser.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    settings = parse_settings(arguments.set)
+    params = SamplingParams(
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        max_tokens=arguments.max_tokens,
+        seed=arguments.seed,
+    )
+    prompt = arguments.prompt
+    if prompt == "-" or (prompt is None and not sys.stdin.isatty()):
+        prompt = sys.stdin.read().strip()
+    if prompt is None:
+        return _converse(open_engine(arguments.model, settings), params, arguments.system)
+    if not prompt:
+        raise ValueError("The prompt is empty. Pass one with -p TEXT, or run in a terminal to chat.")
+    return _answer(open_engine(arguments.model, settings), params, arguments.system, prompt)
+
+
+def run_in_terminal(model: str) -> int:
+    """The chat that stands in for the window: a conversation, one piped prompt, or one demonstration."""
+    params = SamplingParams(temperature=DEFAULT_TEMPERATURE)
+    if sys.stdin is not None and sys.stdin.isatty():
+        return _converse(open_engine(model, {}), params, None)
+    prompt = sys.stdin.read().strip() if sys.stdin is not None else ""
+    if not prompt:
+        prompt, params = DEMO_QUESTION, SamplingParams(temperature=0, max_tokens=_DEMO_TOKENS)
+        print(f'No terminal either, so here is one answer. Ask your own: ridgeline chat -p "{prompt}"', file=sys.stderr)
+    return _answer(open_engine(model, {}), params, None, prompt)
+
+
+def _answer(engine: Engine, params: SamplingParams, system: str | None, question: str) -> int:
+    try:
+        conversation = _Conversation(engine, system, [])
+        with interrupt_flag() as stopped:
+            reply = run_reply(engine, conversation.prompt_for(question), params, _write, stopped)
+        print()
+        if reply.reason is FinishReason.ERROR:
+            raise ValueError(reply.message)
+        print(_note(reply), file=sys.stderr)
+        return 130 if reply.reason is FinishReason.ABORT else 0
+    finally:
+        engine.close()
+
+
+def _converse(engine: Engine, params: SamplingParams, system: str | None) -> int:
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (gives input() history and editing; Windows has its own)
+
+    conversation = _Conversation(engine, system, [])
+    print(f"{engine.info.name}, {engine.info.stored_format}. /help lists commands.", file=sys.stderr)
+    try:
+        while True:
+            try:
+                line = input("\n> ").strip()
+            except EOFError:
+                print()
+                return 0
+            except KeyboardInterrupt:
+                print("\nCtrl+D leaves.", file=sys.stderr)
+                continue
+            if line == "/quit":
+                return 0
+            if line.startswith("/"):
+                _command(line, conversation)
+            elif line:
+                _turn(conversation, params, line)
+    finally:
+        engine.close()
+
+
+def _turn(conversation: _Conversation, params: SamplingParams, line: str) -> None:
+    with interrupt_flag() as stopped:
+        try:
+            reply = run_reply(conversation.engine, conversation.prompt_for(line), params, _write, stopped)
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            return
+    print()
+    if reply.reason is FinishReason.ERROR:
+        print(reply.message, file=sys.stderr)
+        return
+    conversation.add(line, reply.text)
+    print(_note(reply), file=sys.stderr)
+
+
+def _command(line: str, conversation: _Conversation) -> None:
+    word, _, rest = line.partition(" ")
+    if word == "/new":
+        conversation.forget()
+        print("A new conversation.", file=sys.stderr)
+    elif word == "/options":
+        print(_options_text(conversation.engine.options), file=sys.stderr)
+    elif word == "/set":
+        try:
+            conversation.engine.apply(parse_settings(rest.split()))
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            return
+        print(_options_text(conversation.engine.options), file=sys.stderr)
+    else:
+        print(_HELP, file=sys.stderr)
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """The turns so far, and the prompt that continues them."""
+
+    engine: Engine
+    system: str | None
+    turns: list[Message]
+
+    def prompt_for(self, question: str) -> Prompt:
+        """The conversation with ``question`` added; plain text for a model without a chat template."""
+        if not self.engine.info.has_chat_template:
+            return "\n".join([*(turn.content for turn in self.turns), question])
+        start = [Message("system", self.system)] if self.system else []
+        return (*start, *self.turns, Message("user", question))
+
+    def add(self, question: str, answer: str) -> None:
+        self.turns += [Message("user", question), Message("assistant", answer)]
+
+    def forget(self) -> None:
+        self.turns.clear()
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _note(reply: Reply) -> str:
+    ends = {
+        FinishReason.LENGTH: "stopped at --max-tokens; ",
+        FinishReason.CONTEXT: "stopped because the model's window is full; /new starts afresh; ",
+        FinishReason.ABORT: "stopped; ",
+    }
+    return f"[{ends.get(reply.reason, '')}{figures(reply)}]"
+
+
+def _options_text(options: Mapping[str, str]) -> str:
+    return "  ".join(f"{option.key}={options[option.key]}" for option in OPTIONS)

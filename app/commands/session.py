@@ -1,0 +1,139 @@
+"""What ``chat`` and ``bench`` share: loading an engine with progress, and driving one reply to its end."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from app.library import catalog
+from app.library.starter import STARTER, fetch_starter, find_starter
+from engine.commands import Prompt
+from engine.events import Finished, FinishReason, Phase, RequestUsage, StepRecord, TokenDelta
+from engine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One finished reply. ``message`` is set when it failed; ``steps`` are its step records, in order."""
+
+    text: str
+    reason: FinishReason
+    usage: RequestUsage
+    message: str = ""
+    steps: list[StepRecord] = field(default_factory=list)
+
+
+def open_engine(model: str, settings: Mapping[str, str]) -> Engine:
+    """Load ``model`` (as for ``-m``) with progress on stderr; the starter is fetched if it is not here yet.
+
+    Raises ValueError with the remedy when there is no such model or it cannot be loaded.
+    """
+    progress = Progress()
+    if model == STARTER and find_starter() is None:
+        fetch_starter(progress=progress)
+    path = catalog.resolve(model)
+    progress("Loading", 0.0)
+    from engine.engine import Engine
+
+    engine = Engine.load(str(path), settings, progress)
+    progress.clear()
+    return engine
+
+
+def run_reply(
+    engine: Engine,
+    prompt: Prompt,
+    params: SamplingParams,
+    write: Callable[[str], None],
+    stopped: Callable[[], bool] = lambda: False,
+) -> Reply:
+    """Submit, step until the reply has ended, hand each piece of text to ``write``. ``stopped`` is asked at each step."""
+    request = engine.submit(prompt, params)
+    pieces: list[str] = []
+    steps: list[StepRecord] = []
+    asked_to_stop = False
+    while True:
+        if stopped() and not asked_to_stop:
+            asked_to_stop = True
+            engine.abort(request)
+        for event in engine.step():
+            if isinstance(event, TokenDelta) and event.request_id == request:
+                pieces.append(event.text)
+                write(event.text)
+            elif isinstance(event, StepRecord):
+                steps.append(event)
+            elif isinstance(event, Finished) and event.request_id == request:
+                return Reply("".join(pieces), event.reason, event.usage, event.message, steps)
+
+
+@contextmanager
+def interrupt_flag() -> Iterator[Callable[[], bool]]:
+    """While inside, Ctrl+C sets a flag instead of raising in the middle of a step; a second one raises."""
+    pressed = 0
+
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed += 1
+        if pressed > 1:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield lambda: pressed > 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def figures(reply: Reply) -> str:
+    """The reply's figures in two lines, for a person."""
+    usage = reply.usage
+    rate = usage.tokens_per_second
+    parts = [f"{usage.new_tokens} tokens" + (f" at {rate:.1f} tokens/s" if rate else "")]
+    if usage.first_token_seconds is not None:
+        parts.append(f"first after {usage.first_token_seconds:.2f} s")
+    shared = f", {usage.cached_tokens} of them shared" if usage.cached_tokens else ""
+    parts.append(f"{usage.prompt_tokens} prompt tokens{shared}")
+    return "; ".join(parts) + _step_line(reply.steps)
+
+
+def _step_line(steps: list[StepRecord]) -> str:
+    decode = [step for step in steps if step.phase is Phase.DECODE][1:]
+    if not decode:
+        return ""
+    step_ms, memory_ms, compute_ms, rest_ms = (
+        1e3 * statistics.median(getattr(step, name) for step in decode)
+        for name in ("step_seconds", "memory_seconds", "compute_seconds", "overhead_seconds")
+    )
+    bound = max((memory_ms, "memory"), (compute_ms, "compute"), (rest_ms, "overhead"))[1]
+    return (
+        f"\none step {step_ms:.1f} ms: reading memory takes {memory_ms:.1f}, arithmetic {compute_ms:.1f}, "
+        f"everything else {rest_ms:.1f} ({bound}-bound)"
+    )
+
+
+class Progress:
+    """Progress on stderr: one line rewritten in a terminal, a line per stage elsewhere."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._stage = ""
+
+    def __call__(self, stage: str, fraction: float) -> None:
+        if self._is_terminal:
+            print(f"\r\033[K{stage} {fraction:.0%}", end="", file=sys.stderr, flush=True)
+        elif stage != self._stage:
+            print(f"{stage} ...", file=sys.stderr, flush=True)
+        self._stage = stage
+
+    def clear(self) -> None:
+        if self._is_terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
