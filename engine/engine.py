@@ -42,6 +42,7 @@ from engine.weights.locate import locate
 
 log = logging.getLogger(__name__)
 
+DEFAULT_PARAMS = SamplingParams()
 PAGE_SIZE = 32  # tokens
 KV_SHARE_OF_FREE_MEMORY = 0.3
 KV_BYTES_WANTED = 512 * 2**20  # room for several chats, even when one window needs less
@@ -221,7 +222,7 @@ class Engine:
     def generate(
         self,
         prompts: Sequence[Prompt | ChatMessages],
-        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
+        params: SamplingParams | Sequence[SamplingParams] = DEFAULT_PARAMS,
     ) -> list[Completion]:
         """Run all prompts together and return their completions, in order. Raises ValueError if one cannot be run."""
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
@@ -234,7 +235,7 @@ class Engine:
             raise RuntimeError(failed[0])
         return [reply.completion(endings[reply.request_id].reason) for reply in replies]
 
-    def stream(self, prompt: Prompt | ChatMessages, params: SamplingParams = SamplingParams()) -> Iterator[TokenDelta]:
+    def stream(self, prompt: Prompt | ChatMessages, params: SamplingParams = DEFAULT_PARAMS) -> Iterator[TokenDelta]:
         """Yield the reply's deltas as they are made. Leaving the loop early stops the request."""
         number = self.submit(prompt, params)
         try:
