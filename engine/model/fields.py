@@ -7,7 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-MAX_COUNT = 1 << 31  # no size of a model is near this; beyond it the file is damaged
+# No model is near these sizes; beyond them the file is damaged.
+MAX_COUNT = 1 << 31
+MAX_LAYERS = 4096
 
 
 class UnsupportedArchitecture(ValueError):  # noqa: N818 (a fact about the model; the caller may still have a way)
@@ -27,13 +29,13 @@ class Fields:
     def raw(self, key: str) -> Any:
         return self.values.get(key)
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A positive whole number; ValueError if it is missing without a default, or anything else."""
+    def count(self, key: str, default: int | None = None, at_most: int = MAX_COUNT) -> int:
+        """A positive whole number; ValueError if it is missing without a default, beyond ``at_most``, or anything else."""
         value = self._optional(key, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < MAX_COUNT:
-            raise self.wrong(key, value, "a positive whole number")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= at_most:
+            raise self.wrong(key, value, f"a positive whole number up to {at_most}")
         return value
 
     def optional_count(self, key: str) -> int | None:

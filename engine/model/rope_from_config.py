@@ -15,9 +15,10 @@ _PLAIN = frozenset({"default", "none", "plain"})
 _LONGROPE = frozenset({"longrope", "su"})
 
 
-def rope_for(config: Fields, head_dim: int, default_theta: float, layer_type: str = "full_attention") -> RopeSpec:
+def rope_for(config: Fields, head_dim: int, theta: float, layer_type: str = "full_attention") -> RopeSpec:
     """The rotary table of the layers of ``layer_type`` ("full_attention" or "sliding_attention").
 
+    theta: the base if the rope's own object names none.
     ValueError names a field that is missing or wrong; UnsupportedArchitecture a scaling the decoder lacks.
     """
     rope = config.mapping("rope_parameters")
@@ -25,7 +26,7 @@ def rope_for(config: Fields, head_dim: int, default_theta: float, layer_type: st
         rope = rope.mapping(layer_type)
     elif not rope.values or rope.has("full_attention") or rope.has("sliding_attention"):
         rope = config.mapping("rope_scaling")
-    theta = rope.number("rope_theta", config.number("rope_theta", default_theta))
+    theta = rope.number("rope_theta", theta)
     share = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     rotary_dim = int(head_dim * share)
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:

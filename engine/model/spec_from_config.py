@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from engine.model.fields import Fields, UnsupportedArchitecture
+from engine.model.fields import MAX_LAYERS, Fields, UnsupportedArchitecture
 from engine.model.rope_from_config import rope_for
 from engine.model.spec import LayerSpec, ModelSpec, RopeSpec
 
@@ -42,35 +42,50 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-_GEMMA3 = Family(
-    "gemma3", qk_norm=True, is_gemma=True, theta=1e6, windows="pattern", window_period=6, tied=True,
-    defaults={
-        "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
-        "max_position_embeddings": 131072, "sliding_window": 4096, "query_pre_attn_scalar": 256,
-        "bos_token_id": 2, "eos_token_id": 1,
-    },
+# For these, null switches the thing off; it is not the same as left out.
+_NULL_MEANS_NONE = (
+    "attn_logit_softcapping", "final_logit_softcapping", "sliding_window", "head_dim", "bos_token_id", "eos_token_id",
 )  # fmt: skip
+_TWO_AFTER_ONE = {"bos_token_id": 1, "eos_token_id": 2}
+_GEMMA = {
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096,
+    "query_pre_attn_scalar": 256, "bos_token_id": 2, "eos_token_id": 1,
+}  # fmt: skip
 _GEMMA2 = Family(
     "gemma2", is_gemma=True, windows="pattern", window_period=2, tied=True,
-    defaults={
-        "vocab_size": 256000, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
-        "max_position_embeddings": 8192, "sliding_window": 4096, "query_pre_attn_scalar": 256,
-        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "bos_token_id": 2, "eos_token_id": 1,
-    },
+    defaults=_GEMMA
+    | {"vocab_size": 256000, "max_position_embeddings": 8192}
+    | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
 )  # fmt: skip
+_GEMMA3 = Family(
+    "gemma3", qk_norm=True, is_gemma=True, theta=1e6, windows="pattern", window_period=6, tied=True,
+    defaults=_GEMMA | {"vocab_size": 262208, "max_position_embeddings": 131072},
+)  # fmt: skip
+_QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096}
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family("llama", has_mlp_bias=True),
-    "mistral": Family("mistral", qkv_bias=False, out_bias=False, windows="all", defaults={"num_key_value_heads": 8}),
-    "qwen2": Family("qwen2", qkv_bias=True, out_bias=False, windows="upper"),
-    "qwen3": Family("qwen3", qk_norm=True, windows="upper", defaults={"head_dim": 128}),
+    "llama": Family("llama", has_mlp_bias=True, defaults=_TWO_AFTER_ONE),
+    "mistral": Family(
+        "mistral", qkv_bias=False, out_bias=False, windows="all",
+        defaults=_TWO_AFTER_ONE
+        | {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+    ),
+    "qwen2": Family("qwen2", qkv_bias=True, out_bias=False, windows="upper", defaults=_QWEN),
+    "qwen3": Family("qwen3", qk_norm=True, windows="upper", defaults=_QWEN | {"head_dim": 128}),
     "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA3,
     "gemma3": _GEMMA3,
-    "phi3": Family("phi3", qkv_bias=False, out_bias=False, windows="all", defaults={"rms_norm_eps": 1e-5}),
-    "smollm3": Family(
-        "smollm3", has_mlp_bias=True, theta=2e6, windows="pattern", tied=True, defaults={"num_key_value_heads": 4}
+    "phi3": Family(
+        "phi3", qkv_bias=False, out_bias=False, windows="all",
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 32000},
     ),
-}
+    "smollm3": Family(
+        "smollm3", has_mlp_bias=True, theta=2e6, windows="pattern", tied=True,
+        defaults={
+            "num_key_value_heads": 4, "max_position_embeddings": 32768,
+            "bos_token_id": 128000, "eos_token_id": 128001,
+        },
+    ),
+}  # fmt: skip
 
 
 def spec_from_config(
@@ -154,26 +169,25 @@ def _text_fields(outer: Fields, family: Family, where: str) -> Fields:
     values = nested.values if nested.values else outer.values
     given = {key: value for key, value in values.items() if value is not None}
     merged = {**family.defaults, **given}
-    for key in ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window", "head_dim"):
-        if key in values and values[key] is None:  # null switches a softcap or window off; it is not "left out"
+    for key in _NULL_MEANS_NONE:
+        if key in values and values[key] is None:
             merged.pop(key, None)
     return Fields(merged, nested.where if nested.values else where)
 
 
 def _ropes(fields: Fields, family: Family, head_dim: int) -> tuple[RopeSpec, ...]:
     """One table, or Gemma 3's two: global layers first, then the sliding ones."""
+    main = rope_for(fields, head_dim, fields.number("rope_theta", family.theta))
     if family is not _GEMMA3:
-        return (rope_for(fields, head_dim, family.theta),)
-    # The old shape's rope_theta and rope_scaling speak of the global layers only.
-    nested = fields.mapping("rope_parameters").mapping("sliding_attention")
+        return (main,)
     local_theta = fields.number("rope_local_base_freq", 10000.0)
-    if nested.values:
-        return (rope_for(fields, head_dim, family.theta), rope_for(fields, head_dim, local_theta, "sliding_attention"))
-    return (rope_for(fields, head_dim, family.theta), RopeSpec(local_theta, head_dim))
+    if fields.mapping("rope_parameters").has("sliding_attention"):
+        return (main, rope_for(fields, head_dim, local_theta, "sliding_attention"))
+    return (main, RopeSpec(local_theta, head_dim))  # the old shape's scaling speaks of the global layers only
 
 
 def _layers(fields: Fields, family: Family) -> tuple[LayerSpec, ...]:
-    num_layers = fields.count("num_hidden_layers")
+    num_layers = fields.count("num_hidden_layers", at_most=MAX_LAYERS)
     window = fields.optional_count("sliding_window")
     if family.windows == "upper" or family.name == "smollm3":
         window = window if fields.flag("use_sliding_window", False) else None

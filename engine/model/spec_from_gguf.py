@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.model.fields import Fields, UnsupportedArchitecture
+from engine.model.fields import MAX_COUNT, MAX_LAYERS, Fields, UnsupportedArchitecture
 from engine.model.spec import LayerSpec, ModelSpec, RopeSpec
 
 ReadVector = Callable[[str], tuple[float, ...]]
@@ -56,7 +56,7 @@ def spec_from_gguf(
     head_dim = fields.count("attention.key_length", hidden // heads)
     if fields.count("attention.value_length", head_dim) != head_dim:
         raise fields.unsupported("keys and values of different sizes")
-    num_layers = fields.count("block_count")
+    num_layers = fields.count("block_count", at_most=MAX_LAYERS)
     rope = _rope(fields, tensors, read_vector, head_dim)
     ropes: tuple[RopeSpec, ...] = (rope,)
     if family == "gemma3":
@@ -103,13 +103,13 @@ class _Keys(Fields):
             f"{file_stem} (GGUF metadata, {family})",
         )
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, at_most: int = MAX_COUNT) -> int:
         value = self.values.get(key)
         if isinstance(value, list) and value:
             if any(item != value[0] for item in value):
                 raise self.unsupported(f"a different {key} in each layer")
-            return Fields({key: value[0]}, self.where).count(key)
-        return super().count(key, default)
+            return Fields({key: value[0]}, self.where).count(key, at_most=at_most)
+        return super().count(key, default, at_most)
 
     def divisor_of(self, heads: int, key: str) -> int:
         value = self.count(key, heads)

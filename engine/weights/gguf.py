@@ -7,6 +7,7 @@ file that shrinks while we read into a crash instead of a message.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.model.spec_from_gguf import eos_token_ids, permutes_q_and_k, spec_from_gguf
-from engine.weights.canonical import Naming, Piece, layout, stacked
+from engine.weights.canonical import Naming, layout, stacked
 from engine.weights.ggml_types import block_of, can_dequantize, dequantize_rows, file_type_name
 from engine.weights.gguf_header import GgufHeader, TensorInfo, read_header
 from engine.weights.source import TokenizerFiles, UnsupportedArchitecture
@@ -58,14 +59,9 @@ class GgufSource:
         _check_supported(path, header)
         self._path = path
         self._tensors = header.tensors
-        self._file = path.open("rb")
         shapes = {name: info.shape for name, info in header.tensors.items()}
-        try:
-            self.spec = spec_from_gguf(header.metadata, shapes, self._vector, path.stem)
-            self._layout = layout(self.spec, NAMING, shapes, path.name)
-        except BaseException:
-            self._file.close()
-            raise
+        self.spec = spec_from_gguf(header.metadata, shapes, self._vector, path.stem)
+        self._layout = layout(self.spec, NAMING, shapes, path.name)
         self._permuted = permutes_q_and_k(header.metadata)
         self.eos_token_ids = eos_token_ids(header.metadata)
         self.tokenizer_files = TokenizerFiles("gguf", metadata=header.metadata)
@@ -78,25 +74,23 @@ class GgufSource:
         pieces = self._layout[name]
         out = torch.empty(stacked(piece.shape for piece in pieces), dtype=torch.float32)
         row = 0
-        for index, piece in enumerate(pieces):
-            rows = out[row : row + piece.shape[0]]
-            self._fill(rows, self._tensors[piece.stored])
-            if self._permuted and name.rpartition(".")[2] in ("qkv", "qkv_bias"):
-                self._rotate_halves(rows, index, piece)
-            row += piece.shape[0]
+        with self._path.open("rb") as file:
+            for piece in pieces:
+                self._fill(out[row : row + piece.shape[0]], file, self._tensors[piece.stored])
+                row += piece.shape[0]
+        if self._permuted and name.rpartition(".")[2] in ("qkv", "qkv_bias"):
+            self._undo_interleaving(out[: self.spec.q_size + self.spec.kv_size])
         return out
-
-    def close(self) -> None:
-        self._file.close()
 
     def _vector(self, name: str) -> tuple[float, ...]:
         """A small tensor of the file (rope_freqs and its kin) as numbers."""
         info = self._tensors[name]
         values = torch.empty(info.shape, dtype=torch.float32)
-        self._fill(values, info)
+        with self._path.open("rb") as file:
+            self._fill(values, file, info)
         return tuple(values.flatten().tolist())
 
-    def _fill(self, out: Tensor, info: TensorInfo) -> None:
+    def _fill(self, out: Tensor, file: BinaryIO, info: TensorInfo) -> None:
         """Dequantize ``info`` into ``out`` (fp32, contiguous), checking that every weight is a finite number."""
         block = block_of(info.ggml_type)
         assert block is not None  # the header was checked
@@ -106,27 +100,23 @@ class GgufSource:
         target: NDArray[np.float32] = out.view(num_rows, columns).numpy()
         step = max(1, SLICE_WEIGHTS // columns)
         buffer = np.empty((min(step, num_rows), row_bytes), dtype=np.uint8)
-        self._file.seek(info.offset)
+        file.seek(info.offset)
         for start in range(0, num_rows, step):
             count = min(step, num_rows - start)
-            read_exactly(self._file, buffer[:count].data.cast("B"), self._path.name, info.name)
+            read_exactly(file, buffer[:count].data.cast("B"), self._path.name, info.name)
             target[start : start + count] = dequantize_rows(buffer[:count], info.ggml_type)
             check_finite(out.view(num_rows, columns)[start : start + count], self._path.name, info.name)
 
-    def _rotate_halves(self, rows: Tensor, index: int, piece: Piece) -> None:
-        """Undo, in place, the interleaving that GGUF applies to q and k of Llama models.
+    def _undo_interleaving(self, q_and_k: Tensor) -> None:
+        """Put rows of q and k back, in place, head by head.
 
-        The converter reorders each head's rows from (2, D/2) to (D/2, 2), for a rotation of neighbouring pairs.
+        For Llama models the converter reorders each head's rows from (2, D/2) to (D/2, 2), since ggml rotates
+        neighbouring pairs there; the decoder always rotates halves.
         """
-        if piece.shape[0] != self.spec.q_size + 2 * self.spec.kv_size:
-            parts = [rows] if index < 2 else []
-        else:
-            parts = list(rows.split([self.spec.q_size, self.spec.kv_size, self.spec.kv_size])[:2])
         head_dim = self.spec.head_dim
-        for part in parts:
-            for start in range(0, part.shape[0], head_dim):
-                head = part[start : start + head_dim]
-                head.copy_(torch.cat([head[0::2], head[1::2]]))
+        for start in range(0, q_and_k.shape[0], head_dim):
+            head = q_and_k[start : start + head_dim]
+            head.copy_(torch.cat([head[0::2], head[1::2]]))
 
 
 def _check_supported(path: Path, header: GgufHeader) -> None:

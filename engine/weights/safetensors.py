@@ -75,7 +75,6 @@ class SafetensorsSource:
             f"{name} (safetensors)",
         )
         self._check_dtypes(name)
-        self._files: dict[Path, BinaryIO] = {}
         self.eos_token_ids = frozenset(self.spec.eos_token_ids)
         self.tokenizer_files = TokenizerFiles("hf", folder=folder)
         dtype = _DTYPES[self._tensors[self._layout["embed"][0].stored].dtype]
@@ -95,11 +94,6 @@ class SafetensorsSource:
             return out
         # Gemma stores its norms as the distance from 1.
         return out.float() + 1 if self._is_gemma else out.float()
-
-    def close(self) -> None:
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
 
     def _prefix_and_head(self) -> tuple[str, str]:
         for prefix in _PREFIXES:
@@ -128,17 +122,18 @@ class SafetensorsSource:
     def _fill(self, out: Tensor, stored: str) -> None:
         """Read one stored tensor into ``out`` (contiguous), checking that every weight is a finite number."""
         tensor = self._tensors[stored]
-        file = self._files.get(tensor.file)
-        if file is None:
-            file = self._files[tensor.file] = tensor.file.open("rb")
-        file.seek(tensor.offset)
+        with tensor.file.open("rb") as file:
+            file.seek(tensor.offset)
+            self._stream(out.view(-1), file, tensor, stored)
+
+    def _stream(self, flat: Tensor, file: BinaryIO, tensor: StoredTensor, stored: str) -> None:
         element_bytes = FLOAT_BYTES[tensor.dtype]
         step = SLICE_BYTES // element_bytes
-        flat, dtype = out.view(-1), _DTYPES[tensor.dtype]
-        buffer = torch.empty(0 if dtype == out.dtype else min(step, flat.numel()), dtype=dtype)
+        dtype = _DTYPES[tensor.dtype]
+        buffer = torch.empty(0 if dtype == flat.dtype else min(step, flat.numel()), dtype=dtype)
         for start in range(0, flat.numel(), step):
             target = flat[start : start + step]
-            landing = target if dtype == out.dtype else buffer[: target.numel()]
+            landing = target if dtype == flat.dtype else buffer[: target.numel()]
             read_exactly(file, landing.view(torch.uint8).numpy().data, tensor.file.name, stored)
             if landing is not target:
                 target.copy_(landing)

@@ -56,10 +56,6 @@ class WeightSource(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Release the files. Reading afterwards is an error."""
-        ...
-
 
 __all__ = ["TokenizerFiles", "UnsupportedArchitecture", "WeightSource", "open_source"]
 
@@ -71,10 +67,18 @@ def open_source(path: Path) -> WeightSource:
 
     UnsupportedArchitecture (a ValueError) means that the files are sound but of a kind the decoder lacks.
     """
+    try:
+        return _open(Path(path).expanduser())
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read: {error.strerror or error}. Check its permissions and the disk, or move it."
+        ) from error
+
+
+def _open(path: Path) -> WeightSource:
     from engine.weights.gguf import GgufSource
     from engine.weights.safetensors import SafetensorsSource
 
-    path = Path(path).expanduser()
     if not path.exists():
         raise ValueError(f"There is no file or folder at {path}. Check the path, or choose another model.")
     if path.is_dir():

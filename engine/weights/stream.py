@@ -10,10 +10,13 @@ from torch import Tensor
 
 
 def read_exactly(file: BinaryIO, out: memoryview, file_name: str, tensor_name: str) -> None:
-    """Fill ``out`` from ``file``; ValueError when the file ends first (it was cut after it was opened)."""
+    """Fill ``out`` from ``file``; ValueError when the file ends first (it was cut after it was opened) or the disk fails."""
     done = 0
     while done < len(out):
-        count = file.readinto(out[done:])  # type: ignore[attr-defined]
+        try:
+            count = file.readinto(out[done:])  # type: ignore[attr-defined]
+        except OSError as error:
+            raise ValueError(f"{file_name} cannot be read: {error.strerror or error}. Check the disk.") from error
         if not count:
             raise ValueError(
                 f"{file_name} ended in the middle of tensor {tensor_name}. Did the file change? Download it again."
