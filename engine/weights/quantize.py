@@ -18,8 +18,8 @@ INT4_GROUP = 32
 INT4_LEVELS = 15  # steps between the smallest and the largest value of a group
 INT8_LARGEST = 127
 
-_SLICE_ELEMENTS = 1 << 18  # 1 MB in fp32: a slice and its temporaries stay in the cache
-_SAMPLE_GROUPS = 4096
+_SLICE_ELEMENTS = 1 << 20  # 4 MB in fp32: small beside a matrix, large beside the cost of a call
+_SAMPLE_GROUPS = 512
 _ON_GRID = 1e-3  # a weight this close to a grid point, in steps, lies on it (fp16 sources round by less)
 
 
@@ -107,7 +107,7 @@ def dequantize_int4(quantized: Int4Weight, in_features: int) -> Tensor:
 
 
 def row_slices(out_features: int, in_features: int, multiple: int = 64) -> Iterator[slice]:
-    """Slices that cover all rows, each about 1 MB of fp32 and (but for the last) a multiple of ``multiple`` rows."""
+    """Slices that cover all rows, each about 4 MB of fp32 and (but for the last) a multiple of ``multiple`` rows."""
     rows = max(1, _SLICE_ELEMENTS // max(1, in_features) // multiple) * multiple
     for start in range(0, out_features, rows):
         yield slice(start, min(start + rows, out_features))

@@ -67,4 +67,6 @@ def int4_layout() -> Int4Layout:
         layout.write_columns(packed, columns)
         if torch.equal(columns.T.long(), values):
             return layout
-    raise RuntimeError("torch packs int4 weights in a layout unknown to this version of Ridgeline; choose weights=int8.")
+    raise RuntimeError(
+        "torch packs int4 weights in a layout unknown to this version of Ridgeline; choose weights=int8."
+    )

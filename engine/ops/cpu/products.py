@@ -7,7 +7,6 @@ stays in the cache, and the dense product runs on it; unpacking is paid once for
 
 from __future__ import annotations
 
-import time
 from functools import cache
 
 import torch
@@ -25,18 +24,10 @@ _SCRATCH_ELEMENTS = 1 << 21  # weights unpacked at a time
 
 @cache
 def dense_dtype() -> torch.dtype:
-    """bf16 where this CPU multiplies it faster than fp32 (AMX, AVX-512 BF16), else fp32. Measured once, about 10 ms."""
-    wide = torch.ones(64, 1024), torch.ones(512, 1024)
-    narrow = wide[0].bfloat16(), wide[1].bfloat16()
-    seconds = {}
-    for x, weight in (wide, narrow):
-        times = []
-        for _ in range(5):
-            started = time.perf_counter()
-            F.linear(x, weight)
-            times.append(time.perf_counter() - started)
-        seconds[x.dtype] = min(times)
-    return min(seconds, key=lambda dtype: seconds[dtype])
+    """The dtype for dense products of many rows: bf16 where the CPU multiplies it itself (AMX, AVX-512 BF16), else fp32,
+    since emulated bf16 runs at a quarter of fp32's rate."""
+    has_native_bf16 = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    return torch.bfloat16 if has_native_bf16 else torch.float32
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -50,7 +41,9 @@ def pack(weight: Tensor, bias: Tensor | None, scheme: str) -> Packed:
         path = "none: torch dense product, fp32"
     elif scheme == "int8":
         quantized = quantize_int8(weight)
-        data = (quantized.values, quantized.scales.bfloat16())
+        # torch's kernel takes whole steps of input features and reads past the end of a shorter row.
+        values = F.pad(quantized.values, (0, -weight.shape[1] % INT4_GROUP))
+        data = (values, quantized.scales.bfloat16())
         path = "int8: torch packed product, bf16 activations"
     elif scheme == "int4":
         data = _pack_int4(weight)
@@ -65,7 +58,7 @@ def pack(weight: Tensor, bias: Tensor | None, scheme: str) -> Packed:
 
 
 def _pack_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(packed bytes, scales and offsets), slice by slice.
+    """(packed bytes, scales and offsets).
 
     Packed: uint8 [rows, in / 2] in torch's layout, rows padded to whole blocks and in to whole groups; scales and offsets: bf16
     [in / 32, rows, 2], weight = (value - 8) * scale + offset.
@@ -73,15 +66,16 @@ def _pack_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
     out_features, in_features = weight.shape
     rows_padded = -(-out_features // BLOCK_ROWS) * BLOCK_ROWS
     in_padded = -(-in_features // INT4_GROUP) * INT4_GROUP
+    quantized = quantize_int4(weight)
     packed = torch.zeros(rows_padded, in_padded // 2, dtype=torch.uint8)
     scales = torch.zeros(in_padded // INT4_GROUP, rows_padded, 2, dtype=torch.bfloat16)
     for rows in row_slices(out_features, in_features, BLOCK_ROWS):
-        part = quantize_int4(weight[rows])
-        values = F.pad(part.values, (0, 0, 0, -part.values.shape[0] % BLOCK_ROWS))
+        values = quantized.values[rows]
+        values = F.pad(values, (0, 0, 0, -values.shape[0] % BLOCK_ROWS))
         bytes_ = torch.ops.aten._convert_weight_to_int4pack_for_cpu(values.to(torch.int32), 1)
         packed[rows.start : rows.start + values.shape[0]] = bytes_
-        scales[:, rows, 0] = part.scales.T.bfloat16()
-        scales[:, rows, 1] = (part.minimums + 8 * part.scales).T.bfloat16()
+    scales[:, :out_features, 0] = quantized.scales.T
+    scales[:, :out_features, 1] = (quantized.minimums + 8 * quantized.scales).T
     return packed, scales
 
 
@@ -90,10 +84,11 @@ def unpack(packed: Packed) -> Tensor:
     if packed.scheme == "none":
         return packed.data[0]
     if packed.scheme == "int8":
-        return packed.data[0] * packed.data[1].float().unsqueeze(1)
+        return packed.data[0][:, : packed.in_features] * packed.data[1].float().unsqueeze(1)
     rows_padded = packed.data[0].shape[0]
     columns = torch.empty(packed.data[0].shape[1] * 2, rows_padded)
-    _unpack_int4_columns(*packed.data, columns)
+    bytes_, scales = packed.data
+    _unpack_int4_columns(bytes_, scales, columns)
     return columns.T[: packed.out_features, : packed.in_features].contiguous()
 
 
@@ -112,7 +107,8 @@ def embedding_rows(packed: Packed, token_ids: Tensor) -> Tensor:
         return packed.data[0].index_select(0, token_ids)
     if packed.scheme == "int8":
         values, scales = packed.data
-        return values.index_select(0, token_ids) * scales.index_select(0, token_ids).float().unsqueeze(1)
+        rows = values.index_select(0, token_ids)[:, : packed.in_features]
+        return rows * scales.index_select(0, token_ids).float().unsqueeze(1)
     bytes_, scales = packed.data
     values = int4_layout().rows(bytes_, token_ids).unflatten(1, (-1, INT4_GROUP))
     scale, offset = scales.index_select(1, token_ids).float().permute(2, 1, 0).unsqueeze(3)
@@ -139,7 +135,7 @@ class Products:
             out = _packed_int8(x, packed) if packed.scheme == "int8" else _packed_int4(x, packed)
         else:
             self.active_path = f"{packed.scheme}: unpacked for {x.shape[0]} rows, {dtype_name(dense_dtype())} product"
-            wide = x.to(dense_dtype())
+            wide = _padded(x, packed).to(dense_dtype())
             out = self._dense_int8(wide, packed) if packed.scheme == "int8" else self._dense_int4(wide, packed)
         out = out.to(x.dtype)
         return out if packed.bias is None else out.add_(packed.bias)
@@ -155,7 +151,7 @@ class Products:
         """int8 values are exact in bf16 and fp32, so the scales can wait for the result."""
         values, scales = packed.data
         out = x.new_empty(x.shape[0], packed.out_features)
-        step = max(BLOCK_ROWS, _SCRATCH_ELEMENTS // packed.in_features)
+        step = max(BLOCK_ROWS, _SCRATCH_ELEMENTS // values.shape[1])
         for start in range(0, packed.out_features, step):
             part = values[start : start + step]
             weight = self._buffer(x.dtype, part.numel()).view(part.shape)
@@ -166,7 +162,6 @@ class Products:
     def _dense_int4(self, x: Tensor, packed: Packed) -> Tensor:
         bytes_, scales = packed.data
         rows_padded, in_padded = bytes_.shape[0], bytes_.shape[1] * 2
-        x = F.pad(x, (0, in_padded - packed.in_features)) if in_padded != packed.in_features else x
         out = x.new_empty(x.shape[0], rows_padded)
         step = max(1, _SCRATCH_ELEMENTS // in_padded // BLOCK_ROWS) * BLOCK_ROWS
         for start in range(0, rows_padded, step):
@@ -178,14 +173,17 @@ class Products:
 
 
 def _packed_int8(x: Tensor, packed: Packed) -> Tensor:
-    return torch._weight_int8pack_mm(x.bfloat16(), packed.data[0], packed.data[1])
+    return torch._weight_int8pack_mm(_padded(x.bfloat16(), packed), packed.data[0], packed.data[1])
 
 
 def _packed_int4(x: Tensor, packed: Packed) -> Tensor:
     bytes_, scales = packed.data
-    in_padded = bytes_.shape[1] * 2
-    x = x.bfloat16()
-    if in_padded != packed.in_features:
-        x = F.pad(x, (0, in_padded - packed.in_features))
+    x = _padded(x.bfloat16(), packed)
     out = torch.ops.aten._weight_int4pack_mm_for_cpu(x, bytes_, INT4_GROUP, scales)
     return out if bytes_.shape[0] == packed.out_features else out[:, : packed.out_features]
+
+
+def _padded(x: Tensor, packed: Packed) -> Tensor:
+    """x [N, in] with zeros up to whole groups of input features, as the weights were padded."""
+    missing = -packed.in_features % INT4_GROUP
+    return F.pad(x, (0, missing)) if missing else x
