@@ -8,7 +8,18 @@ from typing import Protocol
 
 from PySide6.QtCore import QElapsedTimer, QObject, Qt, QTimer, Signal, SignalInstance
 
-from engine.commands import Abort, Command, LoadModel, MeasureContext, Message, Prompt, SetOptions, Submit, WatchPages
+from engine.commands import (
+    Abort,
+    CancelLoad,
+    Command,
+    LoadModel,
+    MeasureContext,
+    Message,
+    Prompt,
+    SetOptions,
+    Submit,
+    WatchPages,
+)
 from engine.events import (
     ContextMeasured,
     EngineError,
@@ -97,6 +108,10 @@ class EngineBridge(QObject):
     def load_model(self, source: str, settings: Mapping[str, str] | None = None) -> None:
         self._loading = source
         self._post(LoadModel(source, dict(settings or {})))
+
+    def cancel_load(self) -> None:
+        """End the load that runs; the model before it stays. It answers with model_load_failed."""
+        self._post(CancelLoad())
 
     def submit(self, prompt: Prompt, params: SamplingParams) -> int:
         """Start a reply; returns its request_id. After shutdown the id is returned but nothing runs."""

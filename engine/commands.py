@@ -26,6 +26,11 @@ class LoadModel:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelLoad:
+    """End the load that runs; the model loaded before stays. Without one it does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
     request_id: int  # chosen by the caller, unique in the service's life
     prompt: Prompt
@@ -55,4 +60,4 @@ class WatchPages:
     per_second: float
 
 
-Command = LoadModel | Submit | Abort | SetOptions | MeasureContext | WatchPages
+Command = LoadModel | CancelLoad | Submit | Abort | SetOptions | MeasureContext | WatchPages

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.commands import Abort, Command, LoadModel, MeasureContext, SetOptions, Submit, WatchPages
+from engine.commands import Abort, CancelLoad, Command, LoadModel, MeasureContext, SetOptions, Submit, WatchPages
 from engine.events import (
     ContextMeasured,
     EngineError,
@@ -124,6 +124,8 @@ class EngineService:
             match command:
                 case LoadModel():
                     self._load(command)
+                case CancelLoad():
+                    log.debug("nothing to cancel: the load has ended")
                 case Submit():
                     self._submit(command)
                 case Abort():
@@ -195,8 +197,8 @@ class EngineService:
         self._abort_unstarted()
 
     def _is_overtaken(self) -> bool:
-        """Loading goes on unless the window closes or another model was asked for meanwhile."""
-        return self._stopping or any(isinstance(command, LoadModel) for command in list(self._commands))
+        """Loading goes on unless it is cancelled, the window closes or another model was asked for meanwhile."""
+        return self._stopping or any(isinstance(command, LoadModel | CancelLoad) for command in list(self._commands))
 
     def _abort_unstarted(self) -> None:
         """Stop takes effect at once also for requests that wait behind the load."""

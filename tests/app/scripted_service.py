@@ -13,7 +13,18 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.commands import Abort, Command, LoadModel, MeasureContext, Message, Prompt, SetOptions, Submit, WatchPages
+from engine.commands import (
+    Abort,
+    CancelLoad,
+    Command,
+    LoadModel,
+    MeasureContext,
+    Message,
+    Prompt,
+    SetOptions,
+    Submit,
+    WatchPages,
+)
 from engine.events import (
     ContextMeasured,
     EngineError,
@@ -285,6 +296,9 @@ class ScriptedService:
             if self._threaded and self.script.load_pause_seconds:
                 with self._lock:
                     self._lock.wait(self.script.load_pause_seconds)
+            if any(isinstance(waiting, CancelLoad) for waiting in list(self._commands)):
+                self.emit(ModelLoadFailed(command.source, "Loading was stopped.", kept=self.info is not None))
+                return
         for request in [*self._active, *self._waiting]:
             self._finish(request, FinishReason.ABORT)
         if self.script.fail_load:
