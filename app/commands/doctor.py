@@ -15,6 +15,7 @@ from app import screen
 from app.commands import Subparsers
 from app.library import catalog
 from app.library.starter import find_starter, models_folder
+from app.paths import find_paths
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "gguf", "safetensors", "PySide6-Essentials", "pyqtgraph")
 # What the fast paths ask for, by Linux's names.
@@ -60,10 +61,12 @@ def examine() -> dict[str, object]:
         "system": platform.platform(),
         "packages": {name: _package_version(name) for name in _PACKAGES},
         "cpu": _cpu(),
+        "machine": _machine(notes),
         "models": _models(notes),
         "screen": _screen(problems, notes),
         "free_bytes": _free_space(problems, notes),
-        "data_folder": str(models_folder().parent),
+        "data_folder": str(find_paths().data),
+        "log": str(find_paths().log_file),
     }
     absent = [name for name in _PACKAGES if _package_version(name) is None]
     if absent:
@@ -96,6 +99,16 @@ def _cpu() -> dict[str, object]:
         "usable_threads": len(usable(0)) if usable else os.cpu_count(),
         "features": [feature for feature in _CPU_FEATURES if feature in flags],
     }
+
+
+def _machine(notes: list[str]) -> dict[str, object]:
+    """The figures measured when a model was first loaded, with their date; empty before that."""
+    file = find_paths().machine_file
+    if not file.is_file():
+        notes.append("This machine has not been measured yet; the first model that is loaded does it.")
+        return {}
+    figures: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
+    return figures
 
 
 def _models(notes: list[str]) -> dict[str, object]:

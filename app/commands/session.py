@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from app.library import catalog
 from app.library.starter import STARTER, fetch_starter, find_starter
+from app.paths import find_paths
 from engine.commands import Prompt
 from engine.events import Finished, FinishReason, Phase, RequestUsage, StepRecord, TokenDelta
 from engine.params import SamplingParams
@@ -40,11 +41,12 @@ def open_engine(model: str, settings: Mapping[str, str]) -> Engine:
     progress = Progress()
     if model == STARTER and find_starter() is None:
         fetch_starter(progress=progress)
-    path = catalog.resolve(model)
+    catalog.resolve(model)  # a wrong name is told at once, before torch is imported
     progress("Loading", 0.0)
     from engine.engine import Engine
 
-    engine = Engine.load(str(path), settings, progress)
+    machine_file = find_paths().create().machine_file
+    engine = Engine.load(model, settings, progress, machine_file=machine_file, find=catalog.resolve)
     progress.clear()
     return engine
 

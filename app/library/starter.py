@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import platformdirs
-
 from app.library import packaged
+from app.paths import find_paths
 
 STARTER = "starter"
 
 
 def models_folder() -> Path:
-    """Where fetched models live: ``models`` in the data folder (RIDGELINE_DATA_DIR when set)."""
-    data = os.environ.get("RIDGELINE_DATA_DIR") or platformdirs.user_data_dir("ridgeline", appauthor=False)
-    return Path(data) / "models"
+    """Where fetched models live: ``models`` in the data folder."""
+    return find_paths().models
 
 
 def find_starter(folder: Path | None = None) -> Path | None:

@@ -9,7 +9,7 @@ from typing import Any
 from app.store.records import SearchHit
 
 _MOST_HITS = 100
-_SNIPPET_WORDS = 12
+_SNIPPET_WORDS = 6  # the list is narrow: the word found must be among the first
 _AROUND = 40  # characters shown on each side of a plain hit
 
 _BY_INDEX = f"""
