@@ -1,0 +1,166 @@
+"""What this machine can do, measured once: read bandwidth, matrix throughput per dtype, the cost of a small call.
+
+The roofline model (Williams 2009) needs exactly these. Figures are the best of several tries, since anything else that
+runs can only slow a try down. They are kept as JSON with the date; a file from another machine, another number of
+threads, another version of this module, or one that cannot be read is measured again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+import torch
+import torch.nn.functional as F
+
+from engine.events import MachineFigures
+from engine.ops.cpu import CpuOps
+
+_VERSION = 1  # raised when the way of measuring changes
+_log = logging.getLogger(__name__)
+
+_READ_BUFFER_BYTES = 512 << 20  # beyond the largest last-level caches (a server Xeon has 300 MB)
+_LEAST_READ_BUFFER_BYTES = 64 << 20
+_READ_TRIES = 4
+_PRODUCT_ROWS = 512
+_PRODUCT_SIZE = 1024
+_PRODUCT_TRIES = 5
+_CALLS = 300
+_BEST_OF = 5
+
+
+def measured_once(cache: Path | None = None, device: str = "cpu") -> MachineFigures:
+    """The figures kept in ``cache`` if they are this machine's, else measured now (about 2 s) and kept there."""
+    figures = None if cache is None else cached(cache, device)
+    if figures is None:
+        figures = measure(device)
+        if cache is not None:
+            _keep(figures, cache)
+    return figures
+
+
+def measure(device: str = "cpu") -> MachineFigures:
+    """Measure now, with the threads torch is set to. ValueError for a device other than "cpu"."""
+    if device != "cpu":
+        raise ValueError(f"Cannot measure device {device!r}: this version measures cpu only.")
+    threads = torch.get_num_threads()
+    with torch.inference_mode():
+        return MachineFigures(
+            device=device,
+            name=_title(threads),
+            threads=threads,
+            read_bytes_per_second=_read_bandwidth(),
+            flops_per_second=_throughputs(),
+            launch_seconds=_small_call_seconds(),
+            measured_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+        )
+
+
+def cached(cache: Path, device: str = "cpu") -> MachineFigures | None:
+    """Figures kept in ``cache`` when they are of this machine, device and number of threads; else None."""
+    try:
+        kept = json.loads(cache.read_text(encoding="utf-8"))
+        figures = _from_json(kept)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        _log.info("Measuring this machine again: %s cannot be used (%s).", cache.name, error)
+        return None
+    threads = torch.get_num_threads()
+    is_ours = (figures.device, figures.name, figures.threads) == (device, _title(threads), threads)
+    return figures if is_ours else None
+
+
+def cpu_name() -> str:
+    """The processor's own name for itself, e.g. "Intel(R) Xeon(R) Processor"."""
+    listing = Path("/proc/cpuinfo")  # Linux
+    lines = listing.read_text(encoding="utf-8").splitlines() if listing.is_file() else []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() in ("model name", "Model") and value.strip():
+            return value.strip()
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def _title(threads: int) -> str:
+    return f"{cpu_name()}, {threads} {'thread' if threads == 1 else 'threads'}"
+
+
+def _read_bandwidth() -> float:
+    """Bytes per second of summing a buffer that no cache holds, with all threads."""
+    free = psutil.virtual_memory().available
+    num_bytes = max(_LEAST_READ_BUFFER_BYTES, min(_READ_BUFFER_BYTES, free // 4))
+    buffer = torch.ones(num_bytes // 4)
+    return num_bytes / _best_seconds(buffer.sum, _READ_TRIES)
+
+
+def _throughputs() -> dict[str, float]:
+    """Operations (2 per weight and row) per second of large products, by the paths the CPU backend takes for many rows.
+
+    int8 counts unpacking too, since that backend multiplies int8 weights in the dense dtype.
+    """
+    x = torch.ones(_PRODUCT_ROWS, _PRODUCT_SIZE)
+    weight = torch.full((_PRODUCT_SIZE, _PRODUCT_SIZE), 0.5)
+    ops = CpuOps()
+    packed = ops.pack(weight, None, "int8")
+    narrow_x, narrow_weight = x.bfloat16(), weight.bfloat16()
+    products: Mapping[str, Callable[[], object]] = {
+        "fp32": lambda: F.linear(x, weight),
+        "bf16": lambda: F.linear(narrow_x, narrow_weight),
+        "int8": lambda: ops.linear(narrow_x, packed),
+    }
+    operations = 2 * _PRODUCT_ROWS * weight.numel()
+    return {dtype: operations / _best_seconds(product, _PRODUCT_TRIES) for dtype, product in products.items()}
+
+
+def _small_call_seconds() -> float:
+    """Seconds of one torch call on a row so small that only the call counts."""
+    row = torch.ones(1, 64)
+
+    def run() -> None:
+        for _ in range(_CALLS):
+            row.mul_(1.0)
+
+    return _best_seconds(run, _BEST_OF) / _CALLS
+
+
+def _best_seconds(run: Callable[[], object], tries: int) -> float:
+    run()  # first touch, thread pool, kernel choice
+    best = float("inf")
+    for _ in range(tries):
+        started = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def _keep(figures: MachineFigures, cache: Path) -> None:
+    """Write whole or not at all; figures that cannot be kept are still good for this run."""
+    text = json.dumps({"version": _VERSION, **asdict(figures), "flops_per_second": dict(figures.flops_per_second)})
+    part = cache.with_name(cache.name + ".part")
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, cache)
+    except OSError as error:
+        _log.warning("This machine's figures could not be kept in %s: %s", cache, error)
+
+
+def _from_json(kept: Mapping[str, object]) -> MachineFigures:
+    """ValueError, KeyError, TypeError or AttributeError for anything but what ``_keep`` wrote."""
+    fields = dict(kept)
+    if fields.pop("version") != _VERSION:
+        raise ValueError("it was written by another version")
+    figures = MachineFigures(**fields)  # type: ignore[arg-type]
+    rates = [figures.read_bytes_per_second, figures.launch_seconds, *figures.flops_per_second.values()]
+    if set(figures.flops_per_second) != {"fp32", "bf16", "int8"} or not all(0 < rate < 1e18 for rate in rates):
+        raise ValueError("its figures are not plausible")
+    return figures
