@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -83,6 +84,7 @@ class EngineBridge(QObject):
     options_refused = Signal(object)  # OptionsRefused
     context_measured = Signal(object)  # ContextMeasured
     engine_failed = Signal(object)  # EngineError
+    generation_requested = Signal(int, float)  # request_id, time.perf_counter() at the submit
 
     _woken = Signal()
 
@@ -118,6 +120,7 @@ class EngineBridge(QObject):
         request_id = next(self._request_ids)
         if not self._is_shut_down:
             self._running.add(request_id)
+            self.generation_requested.emit(request_id, time.perf_counter())
         self._post(Submit(request_id, prompt, params))
         return request_id
 

@@ -1,0 +1,198 @@
+"""The small parts of the dock: a big number, a line of facts, a legend, a plot's heading, the advice card."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPaintEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
+
+from app import theme
+from app.tuning.pace import Meter
+
+SMALL, NUMBER = 11.0, 21.0  # px
+
+
+class BigNumber(QWidget):
+    """A figure, its unit small and muted after it, and what it is below. Painted again only when it changed."""
+
+    def __init__(self, caption: str, meter: Meter, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.number, self.unit, self.caption, self.is_past = "–", "", caption, True
+        self._meter = meter
+        self.setFixedHeight(46)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setMinimumWidth(60)
+
+    def show_figure(self, number: str, unit: str, is_past: bool) -> None:
+        if (number, unit, is_past) == (self.number, self.unit, self.is_past):
+            return
+        self.number, self.unit, self.is_past = number, unit, is_past
+        self.setAccessibleName(f"{self.caption}: {number} {unit}".strip())
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        with self._meter:
+            colours = theme.current()
+            painter = QPainter(self)
+            big = theme.font(NUMBER, QFont.Weight.DemiBold)
+            painter.setFont(big)
+            painter.setPen(QColor(colours.muted if self.is_past else colours.text))
+            baseline = 4 + QFontMetricsF(big).ascent() * 0.86
+            painter.drawText(QPointF(0, baseline), self.number)
+            x = QFontMetricsF(big).horizontalAdvance(self.number) + 3
+            painter.setFont(theme.font(SMALL))
+            painter.setPen(QColor(colours.muted))
+            painter.drawText(QPointF(x, baseline), self.unit)
+            painter.drawText(QPointF(0, self.height() - 6), self.caption)
+            painter.end()
+
+    def sizeHint(self) -> QSize:  # noqa: N802
+        return QSize(76, 46)
+
+
+class FactLine(QWidget):
+    """A muted name at the left and its figures at the right, elided when they do not fit."""
+
+    def __init__(self, name: str, meter: Meter, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.name, self.value = name, "–"
+        self._meter = meter
+        self.setFixedHeight(19)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    def show_value(self, value: str) -> None:
+        if value != self.value:
+            self.value = value
+            self.setAccessibleName(f"{self.name}: {value}")
+            self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        with self._meter:
+            colours = theme.current()
+            painter = QPainter(self)
+            painter.setFont(theme.font(SMALL))
+            metrics = QFontMetricsF(painter.font())
+            painter.setPen(QColor(colours.muted))
+            box = QRectF(self.rect())
+            centre = Qt.AlignmentFlag.AlignVCenter
+            painter.drawText(box, centre | Qt.AlignmentFlag.AlignLeft, self.name)
+            box.setLeft(metrics.horizontalAdvance(self.name) + 12)
+            painter.setPen(QColor(colours.text))
+            value = metrics.elidedText(self.value, Qt.TextElideMode.ElideRight, box.width())
+            painter.drawText(box, centre | Qt.AlignmentFlag.AlignRight, value)
+            painter.end()
+
+
+class PlotHeading(QWidget):
+    """A plot's title, and at the right its legend (colour, word) or a note."""
+
+    def __init__(
+        self, title: str, meter: Meter, legend: Sequence[tuple[str, str]] = (), parent: QWidget | None = None
+    ) -> None:
+        super().__init__(parent)
+        self.title, self.note = title, ""
+        self.legend = list(legend)  # (colour as #RRGGBB, word)
+        self._meter = meter
+        self.setFixedHeight(22)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    def show_note(self, note: str) -> None:
+        if note != self.note:
+            self.note = note
+            self.update()
+
+    def show_legend(self, legend: Sequence[tuple[str, str]]) -> None:
+        if list(legend) != self.legend:
+            self.legend = list(legend)
+            self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        with self._meter:
+            colours = theme.current()
+            painter = QPainter(self)
+            painter.setFont(theme.font(12.0, QFont.Weight.DemiBold))
+            painter.setPen(QColor(colours.text))
+            box = QRectF(self.rect())
+            centre = Qt.AlignmentFlag.AlignVCenter
+            painter.drawText(box, centre | Qt.AlignmentFlag.AlignLeft, self.title)
+            painter.setFont(theme.font(SMALL))
+            painter.setPen(QColor(colours.muted))
+            metrics = QFontMetricsF(painter.font())
+            if self.note:
+                painter.drawText(box, centre | Qt.AlignmentFlag.AlignRight, self.note)
+            right = box.right() - (metrics.horizontalAdvance(self.note) + 10 if self.note else 0)
+            for colour, word in reversed(self.legend):
+                right -= metrics.horizontalAdvance(word)
+                painter.drawText(QRectF(right, 0, box.width(), box.height()), centre, word)
+                right -= 12
+                painter.fillRect(QRectF(right, box.center().y() - 4, 8, 8), QColor(colour))
+                right -= 12
+            painter.end()
+
+
+class TimeAxis(QWidget):
+    """The time axis the plots above it share."""
+
+    LABELS = ((0.0, "60 s ago"), (0.25, "45"), (0.5, "30"), (0.75, "15"), (1.0, "now"))
+
+    def __init__(self, meter: Meter, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._meter = meter
+        self._last = "now"
+        self.setFixedHeight(15)
+
+    def show_last(self, words: str) -> None:
+        """What stands at the right end: "now", or when the last step was."""
+        if words != self._last:
+            self._last = words
+            self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        with self._meter:
+            painter = QPainter(self)
+            painter.setFont(theme.font(10.0))
+            painter.setPen(QColor(theme.current().muted))
+            metrics = QFontMetricsF(painter.font())
+            for share, label in self.LABELS:
+                words = self._last if share == 1.0 else label
+                width = metrics.horizontalAdvance(words)
+                x = min(max(0.0, share * self.width() - width / 2), self.width() - width)
+                painter.drawText(QPointF(x, metrics.ascent() + 1), words)
+            painter.end()
+
+
+class AdviceCard(QFrame):
+    """Plain sentences about the moment, with an accent edge. The text can be selected and copied."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("advice")
+        self._words = QLabel(self)
+        self._words.setWordWrap(True)
+        self._words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        # room for four lines, so that the plots below do not jump when a sentence comes or goes
+        self._words.setMinimumHeight(72)
+        self._words.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(14, 8, 12, 8)
+        layout.addWidget(self._words)
+
+    @property
+    def text(self) -> str:
+        return self._words.text()
+
+    def show_text(self, text: str) -> None:
+        if text != self._words.text():
+            self._words.setText(text)
+
+
+def stack(*widgets: QWidget, spacing: int = 0) -> QVBoxLayout:
+    """The widgets below one another, without margins."""
+    layout = QVBoxLayout()
+    layout.setContentsMargins(0, 0, 0, 0)
+    layout.setSpacing(spacing)
+    for widget in widgets:
+        layout.addWidget(widget)
+    return layout

@@ -1,0 +1,260 @@
+"""Dock: the tabs Live and Switches, the figures behind them, and the one timer that refreshes what is shown."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from PySide6.QtCore import QEvent, QSize, Qt
+from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtWidgets import (
+    QButtonGroup,
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QPushButton,
+    QScrollArea,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app import theme
+from app.bridge import EngineBridge
+from app.tuning.cards import stack
+from app.tuning.figures import LiveFigures
+from app.tuning.live import Chats, Live
+from app.tuning.pace import Meter, Pace
+from app.tuning.refresher import Refresher
+from app.tuning.style import dock_stylesheet
+from app.tuning.switch_board import SwitchBoard, mark_name
+from app.tuning.switches import Switches
+from engine.events import EngineError, Finished, ModelLoaded, ModelLoadFailed, OptionsApplied, StepRecord
+from engine.options import entry
+
+NARROWEST, WIDEST, USUAL = 320, 560, 372  # px
+PAGE_MAPS_PER_SECOND = 3.0
+STATUS_SECONDS = 8.0  # what a finished change took is shown that long
+MOST_PENDING = 2000  # records kept unfolded while hidden
+
+
+class KeepsSettings(Protocol):
+    """What the dock asks of the settings store: to remember the switches."""
+
+    def update(self, **changes: Any) -> object: ...
+
+
+class Dock(QWidget):
+    """The instrument beside the chat. Owns the figures and the refresher; hidden, it only collects records."""
+
+    def __init__(
+        self,
+        bridge: EngineBridge,
+        controller: Chats | None = None,
+        settings: KeepsSettings | None = None,
+        parent: QWidget | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        pace: Pace | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self.setObjectName("dock")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.setMinimumWidth(NARROWEST)
+        self.setMaximumWidth(WIDEST)
+        self._bridge, self._settings, self._clock = bridge, settings, clock
+        self._pending: list[StepRecord] = []
+        self._words_at = self._applied_at = float("-inf")
+        self.figures = LiveFigures()
+        self.meter = Meter(clock=clock)
+        self.refresher = Refresher(self._refresh, self.meter, pace, clock, self)
+        self.board = SwitchBoard(bridge, self.figures, self)
+        self.live = Live(bridge, self.figures, self.meter, controller)
+        self.quick_switches = Switches(self.board, is_compact=True)
+        self.switches = Switches(self.board)
+        self.cost = QLabel("This panel is idle.")
+        self.cost.setProperty("part", "cost")
+        self.cost.setToolTip("Processor time this panel takes, measured around its refreshes and its painting.")
+        self._pages = QStackedWidget(self)
+        self._tabs = QButtonGroup(self)
+        self._lay_out()
+        self._listen()
+        self.setStyleSheet(dock_stylesheet(theme.current()))
+
+    # ---- building
+
+    def _lay_out(self) -> None:
+        bar = QHBoxLayout()
+        bar.setContentsMargins(20, 4, 20, 0)
+        bar.setSpacing(18)
+        live_page = stack(self.live, self.quick_switches)
+        for title, page in (("Live", live_page), ("Switches", stack(self.switches))):
+            tab = QPushButton(title)
+            tab.setProperty("look", "tab")
+            tab.setCheckable(True)
+            self._tabs.addButton(tab, self._pages.count())
+            self._pages.addWidget(_scrolled(page))
+            bar.addWidget(tab)
+        bar.addStretch(1)
+        self._tabs.idClicked.connect(self.show_tab)
+        self._tabs.button(0).setChecked(True)
+        foot = QHBoxLayout()
+        foot.setContentsMargins(20, 4, 20, 6)
+        foot.addWidget(self.cost)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(0)
+        layout.addLayout(bar)
+        layout.addWidget(_rule())
+        layout.addWidget(self._pages, 1)
+        layout.addWidget(_rule())
+        layout.addLayout(foot)
+
+    def _listen(self) -> None:
+        bridge = self._bridge
+        bridge.steps_recorded.connect(self._on_steps)
+        bridge.generation_requested.connect(self.figures.on_submitted)
+        bridge.generation_finished.connect(self._on_finished)
+        bridge.model_loaded.connect(self._on_loaded)
+        bridge.model_load_failed.connect(self._on_load_failed)
+        bridge.engine_failed.connect(self._on_engine_failed)
+        self.board.switches_applied.connect(self._on_applied)
+        self.refresher.refreshed.connect(self._on_refreshed)
+        self.refresher.fell_idle.connect(self._on_idle)
+        theme.notifier().theme_changed.connect(self._on_theme_changed)
+
+    def sizeHint(self) -> QSize:  # noqa: N802
+        return QSize(USUAL, 800)
+
+    def show_tab(self, index: int) -> None:
+        """0 Live, 1 Switches."""
+        self._tabs.button(index).setChecked(True)
+        self._pages.setCurrentIndex(index)
+        self._watch()
+        self._words_at = float("-inf")
+        self.refresher.refresh_now()
+
+    # ---- shown and hidden
+
+    def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
+        super().showEvent(event)
+        self.refresher.set_shown(True)
+        self._watch()
+
+    def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
+        super().hideEvent(event)
+        self.refresher.set_shown(False)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Ask for page maps only while somebody can see them."""
+        if self.board.has_model:
+            is_seen = self.isVisible() and self._pages.currentIndex() == 0
+            self._bridge.watch_pages(PAGE_MAPS_PER_SECOND if is_seen else 0.0)
+
+    # ---- what the engine says
+
+    def _on_steps(self, records: list[StepRecord]) -> None:
+        self._pending.extend(records)
+        if len(self._pending) > MOST_PENDING:
+            self._fold()
+        self.refresher.note_work()
+
+    def _fold(self) -> None:
+        pending, self._pending = self._pending, []
+        self.figures.fold(pending)
+
+    def _on_finished(self, finished: Finished) -> None:
+        self._fold()
+        self.figures.on_finished(finished)
+
+    def _on_loaded(self, loaded: ModelLoaded) -> None:
+        self._fold()
+        self.figures.on_model(loaded.info)
+        self.live.page_map.show_map(None)
+        self._watch()
+        self._say_at_once()
+
+    def _on_load_failed(self, failed: ModelLoadFailed) -> None:
+        if not failed.kept:
+            self.figures.on_model(None)
+        self._say_at_once()
+
+    def _on_engine_failed(self, error: EngineError) -> None:
+        self._say_at_once()
+
+    def _on_applied(self, applied: OptionsApplied) -> None:
+        self._fold()
+        names = [mark_name(entry(key), applied.options[key]) for key in applied.changed]
+        self.figures.on_switched(self._clock(), names, applied.info)
+        self._applied_at = self._clock()
+        if applied.changed and self._settings is not None:
+            self._settings.update(options=_unusual(applied.options))
+        self._say_at_once()
+
+    def _say_at_once(self) -> None:
+        if self.isVisible():
+            self._fold()
+            self.live.refresh_words(self._clock())
+            self.quick_switches.refresh()
+            self.switches.refresh()
+
+    # ---- refreshing
+
+    def _refresh(self, now: float) -> None:
+        self._fold()
+        if self._pages.currentIndex() == 0:
+            self.live.refresh(now)
+            self.refresher.pace.useful_hz = 1.0 / self.live.rate_plot.seconds_per_pixel
+        if now - self._words_at >= 1.0:
+            self._words_at = now
+            if now - self._applied_at > STATUS_SECONDS:
+                self.board.clear_old_statuses()
+            shown = self.quick_switches if self._pages.currentIndex() == 0 else self.switches
+            shown.refresh()
+
+    def _on_refreshed(self, share_of_core: float) -> None:
+        words = f"This panel takes {share_of_core * 100:.1f} % of one core, {self.refresher.pace.hz:.0f} refreshes a second."
+        if words != self.cost.text() and self._clock() - self._words_at < 0.05:
+            self.cost.setText(words)
+
+    def _on_idle(self) -> None:
+        self.live.refresh_words(self._clock())
+        self.cost.setText("This panel is idle.")
+
+    def _on_theme_changed(self, colours: theme.Theme) -> None:
+        self.setStyleSheet(dock_stylesheet(colours))
+        self.live.restyle()
+
+    def changeEvent(self, event: QEvent) -> None:  # noqa: N802
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.FontChange and self.isVisible():
+            self.live.restyle()
+
+
+def _unusual(options: Mapping[str, str]) -> dict[str, str]:
+    """The values that are not the default: those are what settings keep."""
+    return {key: value for key, value in options.items() if value != entry(key).default}
+
+
+def _scrolled(layout: QVBoxLayout) -> QScrollArea:
+    """A page that scrolls up and down when it is taller than the dock."""
+    page = QWidget()
+    page.setObjectName("dockPage")
+    outer = QVBoxLayout(page)
+    outer.setContentsMargins(20, 14, 20, 14)
+    outer.addLayout(layout)
+    outer.addStretch(1)
+    area = QScrollArea()
+    area.setObjectName("dockScroll")
+    area.setFrameShape(QFrame.Shape.NoFrame)
+    area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    area.setWidgetResizable(True)
+    area.setWidget(page)
+    return area
+
+
+def _rule() -> QFrame:
+    rule = QFrame()
+    rule.setObjectName("rule")
+    return rule
