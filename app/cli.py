@@ -84,9 +84,11 @@ def _log_file() -> Iterator[None]:
     """What engine and app log goes to the log file while a command runs, not between the words of an answer."""
     hooks, level = (sys.excepthook, threading.excepthook), logging.getLogger().level
     handler = start_logging(find_paths().log_file)
+    logging.raiseExceptions = False  # a log that cannot be written (full disk) must not spoil the answer
     try:
         yield
     finally:
+        logging.raiseExceptions = True
         sys.excepthook, threading.excepthook = hooks
         logging.getLogger().setLevel(level)
         if handler:

@@ -107,8 +107,12 @@ def _machine(notes: list[str]) -> dict[str, object]:
     if not file.is_file():
         notes.append("This machine has not been measured yet; the first model that is loaded does it.")
         return {}
-    figures: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
-    return figures
+    try:
+        figures = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        notes.append(f"{file} cannot be read ({error}). Delete it; the next model that is loaded measures again.")
+        return {}
+    return {key: value for key, value in figures.items() if key != "version"} if isinstance(figures, dict) else {}
 
 
 def _models(notes: list[str]) -> dict[str, object]:
@@ -158,9 +162,9 @@ def _as_text(report: dict[str, object]) -> str:
             continue
         if isinstance(value, dict):
             lines.append(key.replace("_", " "))
-            lines += [f"    {inner.replace('_', ' '):<22} {_shown(fact)}" for inner, fact in value.items()]
+            lines += [f"    {inner.replace('_', ' '):<22} {_shown(inner, fact)}" for inner, fact in value.items()]
         else:
-            lines.append(f"{key.replace('_', ' '):<26} {_shown(value, key)}")
+            lines.append(f"{key.replace('_', ' '):<26} {_shown(key, value)}")
     for title in ("problems", "notes"):
         entries = report[title]
         assert isinstance(entries, list)
@@ -168,9 +172,16 @@ def _as_text(report: dict[str, object]) -> str:
     return "\n".join(lines)
 
 
-def _shown(value: object, key: str = "") -> str:
+def _shown(key: str, value: object) -> str:
+    """A fact with its unit, which its key names."""
+    if isinstance(value, int | float) and key.endswith("bytes_per_second"):
+        return f"{value / 1e9:.1f} GB/s"
     if isinstance(value, int) and key.endswith("bytes"):
         return f"{value / 1e9:.1f} GB"
+    if isinstance(value, float) and key.endswith("seconds"):
+        return f"{value * 1e6:.1f} microseconds"
+    if isinstance(value, dict) and key == "flops_per_second":
+        return ", ".join(f"{dtype} {rate / 1e9:.0f} GFLOP/s" for dtype, rate in value.items())
     if isinstance(value, list):
         return " ".join(map(str, value)) or "none"
     if isinstance(value, dict):
