@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import errno
 import importlib.metadata
-import logging
 import os
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from app.commands import bench, chat, doctor, gui, models, options
-from app.log import start_logging
-from app.paths import find_paths
+from app.commands.session import INTERRUPTED
 
 COMMANDS = (gui, chat, bench, options, models, doctor)
-INTERRUPTED = 130  # the shell's code for a program ended by Ctrl+C
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -28,8 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     if getattr(parsed, "data_dir", None):
         os.environ["RIDGELINE_DATA_DIR"] = str(Path(parsed.data_dir).expanduser().resolve())
     try:
-        with _log_file() if parsed.run in (chat.run, bench.run) else contextlib.nullcontext():
-            code: int = parsed.run(parsed)
+        code: int = parsed.run(parsed)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -77,23 +71,6 @@ def _version() -> str:
         return importlib.metadata.version("ridgeline")
     except importlib.metadata.PackageNotFoundError:
         return "(not installed)"
-
-
-@contextlib.contextmanager
-def _log_file() -> Iterator[None]:
-    """What engine and app log goes to the log file while a command runs, not between the words of an answer."""
-    hooks, level = (sys.excepthook, threading.excepthook), logging.getLogger().level
-    handler = start_logging(find_paths().log_file)
-    logging.raiseExceptions = False  # a log that cannot be written (full disk) must not spoil the answer
-    try:
-        yield
-    finally:
-        logging.raiseExceptions = True
-        sys.excepthook, threading.excepthook = hooks
-        logging.getLogger().setLevel(level)
-        if handler:
-            logging.getLogger().removeHandler(handler)
-            handler.close()
 
 
 def _complain(message: str) -> int:

@@ -8,11 +8,12 @@ import random
 import statistics
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from app.commands import Subparsers
-from app.commands.session import Progress, open_engine
+from app.commands.session import Progress, log_to_file, open_engine
 from engine.events import EngineError, Finished, FinishReason, Phase, StepRecord
 from engine.options import parse_settings
 from engine.params import SamplingParams
@@ -64,14 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
     settings = parse_settings(arguments.set)
     if arguments.new_tokens <= _WARM_UP_STEPS + 1:
         raise ValueError(f"--new-tokens must be more than {_WARM_UP_STEPS + 1}; the first steps only warm up.")
-    engine = open_engine(arguments.model, settings)
-    try:
+    with log_to_file(), closing(open_engine(arguments.model, settings)) as engine:
         _check_sizes(engine, arguments)
         runs = _measure(engine, arguments)
         _print(engine, runs, as_json=arguments.json)
-        return 0
-    finally:
-        engine.close()
+    return 0
 
 
 def _check_sizes(engine: Engine, arguments: argparse.Namespace) -> None:

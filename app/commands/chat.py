@@ -6,11 +6,12 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.commands import Subparsers
-from app.commands.session import Reply, figures, interrupt_flag, open_engine, run_reply
+from app.commands.session import INTERRUPTED, Reply, figures, interrupt_flag, log_to_file, open_engine, run_reply
 from engine.commands import Message, Prompt
 from engine.events import FinishReason
 from engine.options import OPTIONS, parse_settings
@@ -56,63 +57,57 @@ def run(arguments: argparse.Namespace) -> int:
     prompt = arguments.prompt
     if prompt == "-" or (prompt is None and not sys.stdin.isatty()):
         prompt = sys.stdin.read().strip()
-    if prompt is None:
-        return _converse(open_engine(arguments.model, settings), params, arguments.system)
-    if not prompt:
+    if prompt == "":
         raise ValueError("The prompt is empty. Pass one with -p TEXT, or run in a terminal to chat.")
-    return _answer(open_engine(arguments.model, settings), params, arguments.system, prompt)
+    with log_to_file(), closing(open_engine(arguments.model, settings)) as engine:
+        conversation = _Conversation(engine, arguments.system, [])
+        return _converse(conversation, params) if prompt is None else _answer(conversation, params, prompt)
 
 
 def run_in_terminal(model: str) -> int:
     """The chat that stands in for the window: a conversation, one piped prompt, or one demonstration."""
     params = SamplingParams(temperature=DEFAULT_TEMPERATURE)
-    if sys.stdin is not None and sys.stdin.isatty():
-        return _converse(open_engine(model, {}), params, None)
-    prompt = sys.stdin.read().strip() if sys.stdin is not None else ""
-    if not prompt:
+    has_terminal = sys.stdin is not None and sys.stdin.isatty()
+    prompt = "" if has_terminal or sys.stdin is None else sys.stdin.read().strip()
+    if not prompt and not has_terminal:
         prompt, params = DEMO_QUESTION, SamplingParams(temperature=0, max_tokens=_DEMO_TOKENS)
         print(f'No terminal either, so here is one answer. Ask your own: ridgeline chat -p "{prompt}"', file=sys.stderr)
-    return _answer(open_engine(model, {}), params, None, prompt)
+    with log_to_file(), closing(open_engine(model, {})) as engine:
+        conversation = _Conversation(engine, None, [])
+        return _converse(conversation, params) if has_terminal else _answer(conversation, params, prompt)
 
 
-def _answer(engine: Engine, params: SamplingParams, system: str | None, question: str) -> int:
-    try:
-        conversation = _Conversation(engine, system, [])
-        with interrupt_flag() as stopped:
-            reply = run_reply(engine, conversation.prompt_for(question), params, _write, stopped)
-        print()
-        if reply.reason is FinishReason.ERROR:
-            raise ValueError(reply.message)
-        print(_note(reply), file=sys.stderr)
-        return 130 if reply.reason is FinishReason.ABORT else 0
-    finally:
-        engine.close()
+def _answer(conversation: _Conversation, params: SamplingParams, question: str) -> int:
+    with interrupt_flag() as stopped:
+        reply = run_reply(conversation.engine, conversation.prompt_for(question), params, _write, stopped)
+    if reply.reason is FinishReason.ERROR:
+        raise ValueError(reply.message)
+    print()
+    print(_note(reply), file=sys.stderr)
+    return INTERRUPTED if reply.reason is FinishReason.ABORT else 0
 
 
-def _converse(engine: Engine, params: SamplingParams, system: str | None) -> int:
+def _converse(conversation: _Conversation, params: SamplingParams) -> int:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (gives input() history and editing; Windows has its own)
 
-    conversation = _Conversation(engine, system, [])
-    print(f"{engine.info.name}, {engine.info.stored_format}. /help lists commands.", file=sys.stderr)
-    try:
-        while True:
-            try:
-                line = input("\n> ").strip()
-            except EOFError:
-                print()
-                return 0
-            except KeyboardInterrupt:
-                print("\nCtrl+D leaves.", file=sys.stderr)
-                continue
-            if line == "/quit":
-                return 0
-            if line.startswith("/"):
-                _command(line, conversation)
-            elif line:
-                _turn(conversation, params, line)
-    finally:
-        engine.close()
+    info = conversation.engine.info
+    print(f"{info.name}, {info.stored_format}. /help lists commands.", file=sys.stderr)
+    while True:
+        try:
+            line = input("\n> ").strip()
+        except EOFError:
+            print()
+            return 0
+        except KeyboardInterrupt:
+            print("\nCtrl+D leaves.", file=sys.stderr)
+            continue
+        if line == "/quit":
+            return 0
+        if line.startswith("/"):
+            _command(line, conversation)
+        elif line:
+            _turn(conversation, params, line)
 
 
 def _turn(conversation: _Conversation, params: SamplingParams, line: str) -> None:

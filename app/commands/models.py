@@ -6,12 +6,15 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 from app.commands import Subparsers
 from app.library import catalog
 from app.library.catalog import LibraryModel
 from app.library.packaged import fetch, packaged_models
 from app.library.starter import STARTER, fetch_starter, models_folder
+
+_KV_ELEMENT_BYTES = 2  # keys and values in 16 bits
 
 
 def add_to(commands: Subparsers) -> argparse.ArgumentParser:
@@ -69,7 +72,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     model = catalog.describe(catalog.resolve(arguments.model))
     if model.problem:
         raise ValueError(model.problem)
-    facts = _facts(model)
+    facts = {**_facts(model), **_shape(model.path)}
     if getattr(arguments, "json", False):
         print(json.dumps(facts, indent=2))
         return 0
@@ -87,6 +90,28 @@ def run_remove(arguments: argparse.Namespace) -> int:
 
 def _facts(model: LibraryModel) -> dict[str, object]:
     return {**asdict(model), "path": str(model.path)}
+
+
+def _shape(path: Path) -> dict[str, object]:
+    """What the decoder makes of the model's headers; a note instead for a kind that only transformers runs."""
+    from engine.weights.source import UnsupportedArchitecture, open_source
+
+    try:
+        spec = open_source(path).spec
+    except UnsupportedArchitecture as error:
+        return {"decoder": f"through transformers, slower ({error})"}
+    return {
+        "decoder": "Ridgeline's own",
+        "family": spec.family,
+        "parameters": spec.num_parameters,
+        "layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "query_heads": spec.num_heads,
+        "kv_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "vocabulary": spec.vocab_size,
+        "kv_bytes_per_token": spec.kv_bytes_per_token(_KV_ELEMENT_BYTES),
+    }
 
 
 def _show_progress(stage: str, fraction: float) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import statistics
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from app.library import catalog
 from app.library.starter import STARTER, fetch_starter, find_starter
+from app.log import start_logging
 from app.paths import find_paths
 from engine.commands import Prompt
 from engine.events import Finished, FinishReason, Phase, RequestUsage, StepRecord, TokenDelta
@@ -20,6 +23,8 @@ from engine.params import SamplingParams
 
 if TYPE_CHECKING:
     from engine.engine import Engine
+
+INTERRUPTED = 130  # the shell's code for a program ended by Ctrl+C
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,23 @@ def run_reply(
                 steps.append(event)
             elif isinstance(event, Finished) and event.request_id == request:
                 return Reply("".join(pieces), event.reason, event.usage, event.message, steps)
+
+
+@contextmanager
+def log_to_file() -> Iterator[None]:
+    """While inside, what engine and app log goes to the log file, not between the words of an answer."""
+    hooks, level = (sys.excepthook, threading.excepthook), logging.getLogger().level
+    handler = start_logging(find_paths().log_file)
+    logging.raiseExceptions = False  # a log that cannot be written (full disk) must not spoil the answer
+    try:
+        yield
+    finally:
+        logging.raiseExceptions = True
+        sys.excepthook, threading.excepthook = hooks
+        logging.getLogger().setLevel(level)
+        if handler:
+            logging.getLogger().removeHandler(handler)
+            handler.close()
 
 
 @contextmanager

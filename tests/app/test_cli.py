@@ -95,6 +95,8 @@ def test_inspect_and_list_the_starter(starter_path: Path, monkeypatch, capsys: p
     facts = json.loads(capsys.readouterr().out)
     assert facts["format"] == "GGUF Q4_1"
     assert facts["num_bytes"] == starter_path.stat().st_size
+    assert (facts["layers"], facts["query_heads"], facts["kv_heads"], facts["vocabulary"]) == (30, 9, 3, 49152)
+    assert facts["kv_bytes_per_token"] == 2 * 30 * 3 * 64 * 2
     assert cli.run(["models"]) == 0
     assert capsys.readouterr().out.startswith("starter ")
 

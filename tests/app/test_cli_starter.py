@@ -23,7 +23,7 @@ QUESTION = "What is the capital of France?"
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One data folder for this file, so that the machine is measured once."""
-    return tmp_path_factory.mktemp("data")
+    return tmp_path_factory.mktemp("data of Zoë 数据")
 
 
 @pytest.fixture(autouse=True)
