@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,10 +15,10 @@ from engine.model.decoder import Decoder, DecoderWeights, LayerWeights
 from engine.model.spec import ModelSpec
 from engine.ops.interface import Model, Ops, Packed
 from engine.ops.reference import ReferenceOps
+from engine.weights.source import TokenizerFiles, UnsupportedArchitecture, WeightSource, open_source
 
 if TYPE_CHECKING:
     from engine.text import TextCodec
-    from engine.weights.source import WeightSource
 
 Progress = Callable[[str, float], None]  # what is being done, and the share done, 0 to 1
 Cancelled = Callable[[], bool]
@@ -151,13 +152,32 @@ def load_model(
     Raises ValueError in plain words for a file that cannot be used, LoadCancelled when ``cancelled()`` became true.
     """
     from engine.text import TextCodec
-    from engine.weights.source import open_source
 
     started = time.perf_counter()
     progress("Opening", 0.0)
-    source = open_source(path)
-    spec = source.spec
-    text = TextCodec.open(source.tokenizer_files, source.eos_token_ids, spec.vocab_size)
-    model = build_decoder(source, _backends(), weights, fused, progress, cancelled, max_context)
+    try:
+        source = open_source(path)
+    except UnsupportedArchitecture as unsupported:
+        if path.is_file():  # GGUF: transformers' own reader loses rotary settings, so it is no way out
+            raise
+        return _load_fallback(path, progress, started, unsupported)
+    with contextlib.closing(source):
+        spec = source.spec
+        text = TextCodec.open(source.tokenizer_files, source.eos_token_ids, spec.vocab_size)
+        model = build_decoder(source, _backends(), weights, fused, progress, cancelled, max_context)
     seconds = time.perf_counter() - started
     return LoadedModel(spec, model, text, spec.name or path.stem, source.stored_format, False, seconds)
+
+
+def _load_fallback(folder: Path, progress: Progress, started: float, unsupported: ValueError) -> LoadedModel:
+    """A folder of an architecture that the decoder lacks, through transformers; ``unsupported`` when that is no way either."""
+    try:
+        from engine.model.fallback import load_fallback
+    except ModuleNotFoundError:
+        raise unsupported from None
+    from engine.text import TextCodec
+
+    spec, model = load_fallback(folder, progress)
+    text = TextCodec.open(TokenizerFiles("hf", folder), spec.eos_token_ids, spec.vocab_size)
+    name = spec.name or folder.name
+    return LoadedModel(spec, model, text, name, "safetensors", True, time.perf_counter() - started)

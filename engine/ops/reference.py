@@ -9,6 +9,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.ops.interface import AttentionParams, Packed, Span
+from engine.weights.quantize import (
+    Int4Weight,
+    Int8Weight,
+    dequantize_int4,
+    dequantize_int8,
+    quantize_int4,
+    quantize_int8,
+)
 
 
 class ReferenceOps:
@@ -168,16 +176,32 @@ def soft_cap(x: Tensor, cap: float | None) -> Tensor:
 
 
 def pack_reference(weight: Tensor, bias: Tensor | None, scheme: str) -> Packed:
-    """Lay ``weight`` out as its scheme's plain tensors; ValueError for an unknown scheme."""
-    if scheme != "none":
-        raise ValueError(f"There is no weight scheme {scheme!r} here; choose none.")
-    data = (weight.float().contiguous(),)
+    """``weight`` as its scheme's plain tensors; ValueError for an unknown scheme.
+
+    data: "none" (fp32 weights,); "int8" (values, scales); "int4" (values one per byte, scales, minimums).
+    """
+    data: tuple[Tensor, ...]
+    match scheme:
+        case "none":
+            data = (weight.float().contiguous(),)
+        case "int8":
+            data = quantize_int8(weight)
+        case "int4":
+            data = quantize_int4(weight)
+        case _:
+            raise ValueError(f"There is no weight scheme {scheme!r}. Choose none, int8 or int4.")
     bias = None if bias is None else bias.float()
-    num_bytes = sum(t.nbytes for t in (*data, *(() if bias is None else (bias,))))
+    num_bytes = sum(tensor.nbytes for tensor in data) + (0 if bias is None else bias.nbytes)
     out_features, in_features = weight.shape
-    return Packed("none", out_features, in_features, data, bias, num_bytes, "none: torch reference, fp32")
+    return Packed(scheme, out_features, in_features, tuple(data), bias, num_bytes, f"{scheme}: torch reference, fp32")
 
 
 def unpack_reference(packed: Packed) -> Tensor:
     """The fp32 weights [out, in] that a reference ``Packed`` stands for."""
-    return packed.data[0]
+    match packed.scheme:
+        case "int8":
+            return dequantize_int8(Int8Weight(*packed.data))
+        case "int4":
+            return dequantize_int4(Int4Weight(*packed.data), packed.in_features)
+        case _:
+            return packed.data[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -236,8 +237,9 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+@functools.cache
 def make_model(family: str, seed: int = 0) -> Any:
-    """A transformers model in fp32 whose every weight, norm and bias is random and matters to the logits."""
+    """A (shared) transformers model in fp32 whose every weight, norm and bias is random and matters to the logits."""
     config = FAMILIES[family].make_config()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
