@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.model.rope import RopeTable
 from engine.model.spec import LayerSpec, ModelSpec
-from engine.ops.interface import AttentionParams, KvTensors, Ops, Packed, StepBatch
+from engine.ops.interface import AttentionParams, KvTensors, Ops, Packed, StepBatch, WeightSizes
 
 Rotation = tuple[Tensor, Tensor] | tuple[None, None]  # cos, sin of this step's rows, or a layer without rotation
 
@@ -67,6 +67,15 @@ class DecoderWeights:
             )
             yield from (vector for vector in vectors if vector is not None)
 
+    def num_bytes(self) -> int:
+        """Bytes held, a table used twice counted once."""
+        return sum(packed.num_bytes for _, packed in self.matrices()) + sum(norm.nbytes for norm in self.norms())
+
+    def sizes(self) -> WeightSizes:
+        tables = self.head.num_bytes + (0 if self.embed is self.head else self.embed.num_bytes)
+        row_bytes = self.embed.num_bytes // self.embed.out_features
+        return WeightSizes(self.num_bytes() - tables, self.head.num_bytes, row_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
@@ -107,20 +116,17 @@ class Decoder:
             _Layer(layer_weights, _attention_params(spec, layer), layer.rope)
             for layer_weights, layer in zip(weights.layers, spec.layers, strict=True)
         ]
-        self.matrix_bytes: dict[str, int] = {name: packed.num_bytes for name, packed in weights.matrices()}
-        self.weight_bytes = sum(self.matrix_bytes.values()) + sum(norm.nbytes for norm in weights.norms())
+        self.weight_sizes = weights.sizes()
+        self.weight_bytes = weights.num_bytes()
+        self._weight_path = _distinct_paths(weights)
 
     def set_fused(self, fused: bool) -> None:
         self._ops = self._all_ops[fused]
 
     def active_paths(self) -> dict[str, str]:
-        """What really runs: the products of the layers and of the head, and the backend of everything else."""
-        layer_paths = dict.fromkeys(packed.path for name, packed in self._weights.matrices() if name != "head")
-        return {
-            "weights": "; ".join(layer_paths),
-            "head": self._weights.head.path,
-            "operations": self._ops.name,
-        }
+        """How the weights are packed, and what the latest step really ran."""
+        ran = {operation: path for operation, path in self._ops.active_paths().items() if path}
+        return {"weights": self._weight_path, **ran}
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, cache: KvTensors) -> Tensor:
@@ -176,6 +182,11 @@ class Decoder:
         if post_norm is None:
             return ops.linear(x, packed, residual)
         return residual + ops.rms_norm(ops.linear(x, packed), post_norm, self.spec.norm_eps)
+
+
+def _distinct_paths(weights: DecoderWeights) -> str:
+    """The products the matrices were packed for, each once."""
+    return "; ".join(dict.fromkeys(packed.path for _, packed in weights.matrices()))
 
 
 def _attention_params(spec: ModelSpec, layer: LayerSpec) -> AttentionParams:

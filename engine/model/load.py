@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from engine.model.decoder import Decoder, DecoderWeights, LayerWeights
 from engine.model.spec import ModelSpec
+from engine.ops.cpu import CpuOps
 from engine.ops.interface import Model, Ops, Packed
-from engine.ops.reference import ReferenceOps
 from engine.weights.source import TokenizerFiles, UnsupportedArchitecture, WeightSource, open_source
 
 if TYPE_CHECKING:
@@ -134,8 +133,7 @@ def build_decoder(
 
 def _backends() -> dict[bool, Ops]:
     """The fused and the plain backend of this machine; both read the same packed weights."""
-    reference = ReferenceOps()
-    return {True: reference, False: reference}
+    return {True: CpuOps(fused=True), False: CpuOps(fused=False)}
 
 
 def load_model(
@@ -157,27 +155,25 @@ def load_model(
     progress("Opening", 0.0)
     try:
         source = open_source(path)
-    except UnsupportedArchitecture as unsupported:
-        if path.is_file():  # GGUF: transformers' own reader loses rotary settings, so it is no way out
+    except UnsupportedArchitecture:
+        is_gguf = path.is_file() and ".safetensors" not in path.name
+        if is_gguf:  # transformers' own GGUF reader loses rotary settings and score caps: no way out
             raise
-        return _load_fallback(path, progress, started, unsupported)
-    with contextlib.closing(source):
-        spec = source.spec
-        text = TextCodec.open(source.tokenizer_files, source.eos_token_ids, spec.vocab_size)
-        model = build_decoder(source, _backends(), weights, fused, progress, cancelled, max_context)
+        return _load_fallback(path if path.is_dir() else path.parent, fused, progress, started)
+    text = TextCodec.open(source.tokenizer_files, source.eos_token_ids, source.spec.vocab_size)
+    model = build_decoder(source, _backends(), weights, fused, progress, cancelled, max_context)
     seconds = time.perf_counter() - started
+    # The window the loaded rotary tables serve, so that nobody above asks for more.
+    spec = replace(model.spec, max_position=model.max_context)
     return LoadedModel(spec, model, text, spec.name or path.stem, source.stored_format, False, seconds)
 
 
-def _load_fallback(folder: Path, progress: Progress, started: float, unsupported: ValueError) -> LoadedModel:
-    """A folder of an architecture that the decoder lacks, through transformers; ``unsupported`` when that is no way either."""
-    try:
-        from engine.model.fallback import load_fallback
-    except ModuleNotFoundError:
-        raise unsupported from None
+def _load_fallback(folder: Path, fused: bool, progress: Progress, started: float) -> LoadedModel:
+    """A folder of an architecture that the decoder lacks, through transformers. ValueError when that is no way either."""
+    from engine.model.fallback import load_fallback
     from engine.text import TextCodec
 
-    spec, model = load_fallback(folder, progress)
+    spec, model = load_fallback(folder, _backends(), fused, progress)
     text = TextCodec.open(TokenizerFiles("hf", folder), spec.eos_token_ids, spec.vocab_size)
-    name = spec.name or folder.name
-    return LoadedModel(spec, model, text, name, "safetensors", True, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return LoadedModel(spec, model, text, spec.name or folder.name, "safetensors", True, seconds)

@@ -75,6 +75,10 @@ class Ops(Protocol):
 
     name: str  # "reference" or "cpu"
 
+    def active_paths(self) -> Mapping[str, str]:
+        """Operation -> the path its latest call took, for the panel; empty where there is but one."""
+        ...
+
     def activation_dtype(self, scheme: str) -> dtype:
         """The dtype hidden states have when weights are packed with ``scheme``."""
         ...

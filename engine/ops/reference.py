@@ -24,6 +24,9 @@ class ReferenceOps:
 
     name = "reference"
 
+    def active_paths(self) -> dict[str, str]:
+        return {"attention": "torch reference attention"}
+
     def activation_dtype(self, scheme: str) -> torch.dtype:
         return torch.float32
 

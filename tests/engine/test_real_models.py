@@ -149,7 +149,6 @@ def check(path: Path, config: Any, pieces: list[str]) -> None:
     )
     ops = ReferenceOps()
     decoder = build_decoder(source, {True: ops, False: ops}, "none")
-    source.close()
     assert greedy(decoder, prompt) == wanted[0, len(prompt) :].tolist()
     assert len(set(wanted[0].tolist())) > 8, "a text that only repeats itself proves little"
 
