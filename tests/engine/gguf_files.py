@@ -53,11 +53,13 @@ def write_gguf(
     model: Any,
     type_name: str = "F32",
     fill_metadata: Callable[[gguf.GGUFWriter], None] | None = None,
+    replace: Mapping[str, tuple[NDArray[np.uint8], GgmlType]] | None = None,
 ) -> Path:
     """Write ``model`` (a causal LM of transformers) to ``path`` with its matrices as ``type_name``.
 
     type_name: a type that gguf.quants can quantize: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0. Rows must divide
     by its block. fill_metadata: adds or overwrites keys (a tokenizer, say) before the file is written.
+    replace: GGUF tensor name -> blocks [rows, row_bytes] and their type, written in place of the model's tensor.
     Models that GGUF cannot express (windows of Mistral or Qwen2, other SmolLM3 layers) are an AssertionError.
     """
     config = model.config
@@ -75,8 +77,13 @@ def write_gguf(
     for name, weight in state.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        values = _converted(name, weight.float().numpy(), config, arch)
-        _add_tensor(writer, _gguf_name(name, arch), values, type_name)
+        stored_name = _gguf_name(name, arch)
+        if replace is not None and stored_name in replace:
+            blocks, kind = replace[stored_name]
+            writer.add_tensor(stored_name, blocks, raw_dtype=kind)
+            continue
+        values = _converted(name, weight.detach().float().numpy(), config, arch)
+        _add_tensor(writer, stored_name, values, type_name)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
