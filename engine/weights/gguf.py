@@ -128,7 +128,9 @@ def _check_supported(path: Path, header: GgufHeader) -> None:
             "(llama-gguf-split --merge)."
         )
     if header.metadata.get("general.type", "model") not in ("model", ""):
-        raise ValueError(f"{path.name} holds a {header.metadata['general.type']}, not a whole model.")
+        raise ValueError(
+            f"{path.name} is of the type {header.metadata['general.type']!r}, not a whole model. Choose the model's own file."
+        )
     for info in header.tensors.values():
         if not can_dequantize(info.ggml_type):
             block = block_of(info.ggml_type)
