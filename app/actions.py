@@ -36,7 +36,7 @@ ACTIONS: tuple[ActionEntry, ...] = (
     ActionEntry(
         "edit_last", "Edit last message", "Reply", ("Ctrl+E",), "Say it in other words; the old branch is kept."
     ),
-    ActionEntry("latest", "Jump to latest", "Reply", ("Ctrl+End",), "Go to the newest text and follow it."),
+    ActionEntry("latest", "Jump to latest", "Reply", ("Alt+End",), "Go to the newest text and follow it."),
     ActionEntry("compose", "Write a message", "Reply", ("Ctrl+L",), "Put the cursor into the message box."),
     ActionEntry("model", "Choose a model", "Model", ("Ctrl+,",), "Load the starter, a GGUF file or a folder."),
     ActionEntry("sidebar", "Chat list", "View", ("Ctrl+B",), "Show or hide the chats.", checkable=True),

@@ -1,12 +1,11 @@
-"""The model: the pill in the top bar, the popup behind it, and the strip that says why a load failed."""
+"""Choosing a model: the popup behind the pill in the top bar, and what a load says on its way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from PySide6.QtCore import QPoint, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QFontMetricsF, QGuiApplication, QPainter, QPaintEvent
+from PySide6.QtCore import QObject, QPoint, Qt, Signal
 from PySide6.QtWidgets import (
     QFileDialog,
     QFrame,
@@ -14,19 +13,23 @@ from PySide6.QtWidgets import (
     QLabel,
     QProgressBar,
     QPushButton,
-    QStyle,
-    QStyleOptionButton,
-    QStylePainter,
     QVBoxLayout,
     QWidget,
 )
 
 from app import theme as look
-from engine.events import ModelInfo
+from app.model_pill import ModelPill
+from app.notice import Notice
+from app.settings import SettingsStore
+from engine.events import ModelInfo, ModelLoaded, ModelLoadFailed, ModelLoading, OptionsApplied
+
+if TYPE_CHECKING:
+    from app.bridge import EngineBridge
 
 STARTER = "starter"
+RECENT = "recent_models"  # in the settings file
+MOST_RECENT = 5
 _POPUP_WIDTH = 380
-_SCHEMES = {"none": "full precision", "int8": "int8", "int4": "int4"}
 
 
 class ListedModel(Protocol):
@@ -44,76 +47,107 @@ class ListedModel(Protocol):
     def problem(self) -> str: ...
 
 
-class ModelPill(QPushButton):
-    """ "SmolLM2 135M Instruct int4, CPU", or how far a load has come."""
+class ModelChooser(QObject):
+    """Joins pill, popup and notice to the bridge, and knows which model is in use.
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    Signals:
+        state_changed: a model was loaded, a load began, went on, failed or was cancelled.
+
+    Attributes:
+        info: the model in use; None before the first and after a failed load that cost us the one before.
+    """
+
+    state_changed = Signal()
+
+    def __init__(
+        self,
+        bridge: EngineBridge,
+        settings: SettingsStore,
+        notice: Notice,
+        list_models: Callable[[], Sequence[ListedModel]],
+        parent: QWidget,
+    ) -> None:
         super().__init__(parent)
-        self.setProperty("look", "pill")
-        self.setMinimumHeight(28)
-        self._name, self._detail, self._fraction = "No model", "", -1.0
-        self._describe()
-
-    def show_model(self, info: ModelInfo, weights: str) -> None:
-        device = "CPU" if info.device == "cpu" else info.device.upper()
-        notes = [_SCHEMES.get(weights, weights), device] + (["through transformers"] if info.is_fallback else [])
-        self._show(info.name, ", ".join(notes), -1.0)
-
-    def show_nothing(self) -> None:
-        self._show("Choose a model", "", -1.0)
-
-    def show_loading(self, stage: str, fraction: float) -> None:
-        self._show(stage, f"{fraction:.0%}", fraction)
-
-    def _show(self, name: str, detail: str, fraction: float) -> None:
-        if (name, detail, fraction) == (self._name, self._detail, self._fraction):
-            return
-        self._name, self._detail, self._fraction = name, detail, fraction
-        self._describe()
-
-    def _describe(self) -> None:
-        self.setAccessibleName(f"Model: {self._name} {self._detail}".strip())
-        self.setToolTip("Choose a model (Ctrl+,)")
-        self.updateGeometry()
-        self.update()
+        self._bridge, self._settings, self._notice = bridge, settings, notice
+        self.info: ModelInfo | None = None
+        self.stage = ""  # of the load that runs; empty when none does
+        self._asked = ""
+        self._options: Mapping[str, str] = {}
+        self.pill = ModelPill(parent)
+        self.popup = ModelPopup(list_models, self._recent, parent)
+        self.pill.clicked.connect(self.open)
+        self.popup.chosen.connect(self.load)
+        self.popup.cancel_requested.connect(bridge.cancel_load)
+        bridge.model_loading.connect(self._on_model_loading)
+        bridge.model_loaded.connect(self._on_model_loaded)
+        bridge.model_load_failed.connect(self._on_model_load_failed)
+        bridge.options_applied.connect(self._on_options_applied)
+        self._show()
 
     @property
-    def words(self) -> str:
-        return f"{self._name} {self._detail}".strip()
+    def is_loading(self) -> bool:
+        return bool(self.stage)
 
-    def sizeHint(self) -> QSize:  # noqa: N802
-        strong = QFontMetricsF(look.font(weight=look.QFont.Weight.Medium))
-        width = strong.horizontalAdvance(self._name) + self._detail_width() + 30
-        return QSize(int(min(width, 420)), 30)
+    @property
+    def is_ready(self) -> bool:
+        """A chat can be answered now, or as soon as the load is done."""
+        return self.info is not None or self.is_loading
 
-    def _detail_width(self) -> float:
-        return QFontMetricsF(look.font()).horizontalAdvance(self._detail) + 6 if self._detail else 0.0
+    def open(self) -> None:
+        self.popup.open_below(self.pill)
 
-    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        theme = look.current()
-        painter = QStylePainter(self)
-        option = QStyleOptionButton()
-        self.initStyleOption(option)
-        painter.drawControl(QStyle.ControlElement.CE_PushButton, option)
-        box = QRectF(self.rect()).adjusted(14, 0, -14, 0)
-        name_font = look.font(weight=look.QFont.Weight.Medium)
-        room = box.width() - self._detail_width()
-        name = QFontMetricsF(name_font).elidedText(self._name, Qt.TextElideMode.ElideMiddle, room)
-        painter.setFont(name_font)
-        painter.setPen(QColor(theme.text))
-        painter.drawText(box, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, name)
-        painter.setFont(look.font())
-        painter.setPen(QColor(theme.muted))
-        painter.drawText(box, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight, self._detail)
-        if self._fraction >= 0:
-            self._paint_progress(painter, theme)
-        painter.end()
+    def load(self, source: str) -> None:
+        """Load ``source`` with the switches that the settings remember. Chats stay usable meanwhile."""
+        self._notice.hide()
+        self._asked = source
+        self.stage = "Opening the model"
+        self._bridge.load_model(source, self._settings.settings.options)
+        self.popup.show_loading(self.stage, 0.0)
+        self.pill.show_loading(self.stage, 0.0)
+        self.state_changed.emit()
 
-    def _paint_progress(self, painter: QPainter, theme: look.Theme) -> None:
-        track = QRectF(14, self.height() - 4, self.width() - 28, 2)
-        painter.fillRect(track, QColor(theme.line))
-        track.setWidth(track.width() * max(0.0, min(1.0, self._fraction)))
-        painter.fillRect(track, QColor(theme.accent))
+    def _recent(self) -> Sequence[str]:
+        recent = (self._settings.settings.model_extra or {}).get(RECENT)
+        return [item for item in recent if isinstance(item, str)] if isinstance(recent, list) else []
+
+    def _remember(self, source: str) -> None:
+        recent = [source, *(item for item in self._recent() if item != source)][:MOST_RECENT]
+        self._settings.update(model_source=source, **{RECENT: recent})
+
+    def _on_model_loading(self, event: ModelLoading) -> None:
+        if not self.stage and self.info is None:
+            return  # the last words of a load that was cancelled
+        self.stage = event.stage or "Loading"
+        self.popup.show_loading(self.stage, event.fraction)
+        self.pill.show_loading(self.stage, event.fraction)
+        self.state_changed.emit()
+
+    def _on_model_loaded(self, event: ModelLoaded) -> None:
+        self.info, self._options, self.stage = event.info, event.options, ""
+        self._remember(event.info.source or self._asked)
+        self._show()
+
+    def _on_options_applied(self, event: OptionsApplied) -> None:
+        self._options, self.stage = event.options, ""
+        self.info = event.info or self.info
+        self._settings.update(options=dict(event.options))
+        self._show()
+
+    def _on_model_load_failed(self, event: ModelLoadFailed) -> None:
+        self.stage = ""
+        if not event.kept:
+            self.info = None
+        kept = f" {self.info.name} stays loaded." if self.info else ""
+        self._notice.say(event.message + kept, "Choose another model", self.open)
+        self._show()
+
+    def _show(self) -> None:
+        self.popup.show_idle()
+        if self.info is None:
+            self.pill.show_nothing()
+        else:
+            self.pill.show_model(self.info, self._options.get("weights", ""))
+        self.state_changed.emit()
 
 
 class ModelPopup(QFrame):
@@ -250,46 +284,6 @@ def _line(text: str, kind: str, parent: QWidget) -> QLabel:
     label.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
     label.setText(label.fontMetrics().elidedText(text, Qt.TextElideMode.ElideMiddle, _POPUP_WIDTH - 44))
     return label
-
-
-class Notice(QFrame):
-    """A strip between the top bar and the chat: what went wrong and what to do. It pushes, it never covers."""
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setObjectName("notice")
-        self.words = QLabel(self)
-        self.words.setProperty("look", "error")
-        self.words.setWordWrap(True)
-        self.words.setTextInteractionFlags(
-            Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
-        )
-        self.remedy = QPushButton(self)
-        self.remedy.clicked.connect(self._on_remedy)
-        self.copy = QPushButton("Copy", self)
-        self.copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(self.words.text()))
-        self.close_button = QPushButton("Close", self)
-        self.close_button.clicked.connect(self.hide)
-        layout = QHBoxLayout(self)
-        layout.setContentsMargins(16, 8, 16, 8)
-        layout.addWidget(self.words, 1)
-        for button in (self.remedy, self.copy, self.close_button):
-            layout.addWidget(button)
-        self._do: Callable[[], None] | None = None
-        self.hide()
-
-    def say(self, words: str, remedy: str = "", do: Callable[[], None] | None = None) -> None:
-        """Show ``words``, with a button named ``remedy`` that calls ``do``."""
-        self.words.setText(words)
-        self._do = do
-        self.remedy.setText(remedy)
-        self.remedy.setVisible(bool(remedy))
-        self.show()
-
-    def _on_remedy(self) -> None:
-        self.hide()
-        if self._do is not None:
-            self._do()
 
 
 def size_words(num_bytes: int) -> str:

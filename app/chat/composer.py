@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QSize, Qt, Signal
-from PySide6.QtGui import QFocusEvent, QInputMethodEvent, QKeyEvent
+from PySide6.QtGui import QFocusEvent, QInputMethodEvent, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
@@ -17,6 +17,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.actions import ACTIONS
+
 MOST_LINES = 8
 _METER_STEPS = 1000
 
@@ -26,12 +28,10 @@ class MessageEdit(QPlainTextEdit):
 
     Signals:
         send_pressed: Enter without Shift, outside of input method composition.
-        escape_pressed: Esc.
         focus_changed: whether it has the keyboard.
     """
 
     send_pressed = Signal()
-    escape_pressed = Signal()
     focus_changed = Signal(bool)
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -47,6 +47,15 @@ class MessageEdit(QPlainTextEdit):
         self.is_composing = False
         self.document().documentLayout().documentSizeChanged.connect(lambda _size: self._fit())
 
+    def event(self, event: QEvent) -> bool:
+        """The window's shortcuts win over the editing keys that Qt gives a text field on some systems (Ctrl+K, Ctrl+E)."""
+        if isinstance(event, QKeyEvent) and event.type() is QEvent.Type.ShortcutOverride:
+            typed = QKeySequence(event.keyCombination())
+            if any(typed == QKeySequence(text) for entry in ACTIONS for text in entry.shortcuts):
+                event.ignore()
+                return False
+        return super().event(event)
+
     def inputMethodEvent(self, event: QInputMethodEvent) -> None:  # noqa: N802
         """While there is preedit text Enter belongs to the input method (FIELD 49)."""
         self.is_composing = bool(event.preeditString())
@@ -61,8 +70,6 @@ class MessageEdit(QPlainTextEdit):
             self.ensureCursorVisible()
         elif is_enter:
             self.send_pressed.emit()
-        elif event.key() == Qt.Key.Key_Escape and not self.is_composing:
-            self.escape_pressed.emit()
         else:
             super().keyPressEvent(event)
 
@@ -117,7 +124,6 @@ class Composer(QFrame):
         self.editing_id = ""  # the message that the text will replace, as another branch
         self.edit = MessageEdit(self)
         self.edit.send_pressed.connect(self._on_send)
-        self.edit.escape_pressed.connect(self._on_escape)
         self.edit.focus_changed.connect(self._on_focus_changed)
         self.edit.textChanged.connect(self._on_text_changed)
         self.meter = QProgressBar(self)
@@ -231,12 +237,6 @@ class Composer(QFrame):
     def _on_send(self) -> None:
         if not self._is_generating and self.text.strip():
             self.send_requested.emit(self.text)
-
-    def _on_escape(self) -> None:
-        if self._is_generating:
-            self.stop_requested.emit()
-        elif self.editing_id:
-            self.cancel_edit()
 
     def _on_text_changed(self) -> None:
         self._show_button()

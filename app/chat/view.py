@@ -115,14 +115,25 @@ class ChatView(QAbstractScrollArea):
 
     # ---- what is shown
 
-    def set_messages(self, messages: Sequence[MessageView]) -> None:
-        """Show another conversation, or another branch of it, from its end."""
+    def set_messages(self, messages: Sequence[MessageView], keep_place: bool = False) -> None:
+        """Show another conversation from its end, or (keep_place) another branch of this one where the reader is."""
         self._pending.clear()
         self._frame_timer.stop()
         self._selection, self._chosen = None, ""
         self.documents.clear()
+        if keep_place and not self._is_following:
+            self._apply(self.transcript.reset(messages))
+            return
+        self._set_following(True)
         self._apply(self.transcript.reset(messages))
-        self.jump_to_latest()
+
+    def show_message(self, message_id: str) -> None:
+        """Bring the beginning of a message into sight (a search hit)."""
+        if not self.transcript.has(message_id):
+            return
+        self._set_following(False)
+        top = self._heights.top(self.transcript.rows_range(message_id).start)
+        self.verticalScrollBar().setValue(int(top))
 
     def append_message(self, message: MessageView) -> None:
         """A new message: what the user just sent is always brought into sight."""

@@ -1,0 +1,74 @@
+"""A whole window over a scripted engine, for tests and screenshots. Only the engine is pretended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from PySide6.QtWidgets import QLabel, QWidget
+
+from app import theme
+from app.application import Lifetime
+from app.bridge import EngineBridge
+from app.chat.controller import ChatController
+from app.chat.sidebar import Sidebar
+from app.paths import Paths
+from app.settings import SettingsStore
+from app.store import ChatStore
+from app.window import MainWindow
+from tests.app.scripted_service import Script, ScriptedService
+
+
+@dataclass
+class Parts:
+    """What a test may want to reach."""
+
+    window: MainWindow
+    controller: ChatController
+    bridge: EngineBridge
+    settings: SettingsStore
+    services: list[ScriptedService]
+
+    @property
+    def service(self) -> ScriptedService:
+        return self.services[-1]
+
+    def advance(self, steps: int = 1) -> None:
+        """Let the engine do some steps and the bridge deliver what came of them."""
+        for _ in range(steps):
+            self.service.advance()
+        self.bridge._drain()
+
+    def run(self) -> None:
+        self.service.run()
+        self.bridge._drain()
+
+    def load(self) -> None:
+        self.window.chooser.load("starter")
+        self.run()
+
+
+def make_window(folder: Path, script: Script | None = None, threaded: bool = False) -> Parts:
+    """A window with real store, settings, bridge and controller; dock and verdict are plain widgets."""
+    paths = Paths(folder, folder / "config", folder / "cache", folder / "logs").create()
+    settings = SettingsStore(paths.settings_file)
+    services: list[ScriptedService] = []
+
+    def make_service(wake):  # noqa: ANN001, ANN202
+        services.append(ScriptedService(wake, script or Script(), threaded=threaded))
+        return services[-1]
+
+    bridge = EngineBridge(make_service)
+    controller = ChatController(ChatStore(paths.chats_file), bridge, settings)
+    dock, verdict = QWidget(), QLabel("Decode waits for memory: 84 % of each step")
+    sidebar = Sidebar(controller)
+    window = MainWindow(controller, bridge, dock, settings, sidebar, verdict, list)
+    lifetime = Lifetime(bridge, controller, (dock, verdict, sidebar, window.panel.view))
+    window.on_close, window.lifetime = lifetime.shut_down, lifetime
+    bridge.setParent(window)
+    controller.setParent(window)
+    window.show_chat(controller.new_chat())
+    return Parts(window, controller, bridge, settings, services)
+
+
+__all__ = ["Parts", "make_window", "theme"]
