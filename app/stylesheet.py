@@ -53,7 +53,7 @@ def _buttons(t: Theme) -> str:
 def _inputs(t: Theme) -> str:
     return f"""
     QFrame#composer {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 12px; }}
-    QFrame#composer[focused="true"] {{ border: 1px solid {t.muted}; }}
+    QFrame#composer[focused="true"] {{ border: 1px solid {t.focus_line}; }}
     QFrame#composer QPlainTextEdit {{ background: transparent; border: 0; selection-background-color: {t.selection};
         selection-color: {t.text}; }}
     QLineEdit {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 8px; padding: 6px 10px;
@@ -82,7 +82,7 @@ def _scrolling(t: Theme) -> str:
     QAbstractScrollArea#transcript {{ background: {t.background}; border: 0; }}
     QScrollBar:vertical {{ background: transparent; width: 11px; margin: 0; }}
     QScrollBar:horizontal {{ background: transparent; height: 11px; margin: 0; }}
-    QScrollBar::handle {{ background: {t.line}; border-radius: 4px; margin: 2px; min-height: 28px; min-width: 28px; }}
+    QScrollBar::handle {{ background: {t.line}; border-radius: 3px; margin: 2px; min-height: 28px; min-width: 28px; }}
     QScrollBar::handle:hover {{ background: {t.muted}; }}
     QScrollBar::add-line, QScrollBar::sub-line {{ width: 0; height: 0; }}
     QScrollBar::add-page, QScrollBar::sub-page {{ background: transparent; }}

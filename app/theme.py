@@ -25,7 +25,7 @@ class Theme:
     """Colours as #RRGGBB. memory, compute, overhead, good and attention keep their meaning in every plot and label.
 
     The code_* colours and error_text are for text: at least 4.5:1 on the grounds they stand on (a test computes it).
-    on_accent is text on an accent-filled button; hover is the ground of a row or button under the pointer;
+    on_accent is text on an accent-filled button; hover is the ground of a row or button under the pointer; focus_line frames the message box in use;
     selection is the ground of selected text.
     """
 
@@ -41,6 +41,7 @@ class Theme:
     code_background: str
     on_accent: str
     hover: str
+    focus_line: str
     selection: str
     error_text: str
     error_ground: str
@@ -70,6 +71,7 @@ DARK = Theme(
     code_background="#101215",
     on_accent="#0C1116",
     hover="#2A2F37",
+    focus_line="#4A515D",
     selection="#2B506B",
     error_text="#FF9A5C",
     error_ground="#2A1F18",
@@ -92,6 +94,7 @@ LIGHT = Theme(
     code_background="#F2F3F5",
     on_accent="#FFFFFF",
     hover="#ECEFF3",
+    focus_line="#B4BCC7",
     selection="#BBDDF5",
     error_text="#A34500",
     error_ground="#FDF1E8",
@@ -191,6 +194,7 @@ def font(pixels: float = BASE_PIXELS, weight: QFont.Weight = QFont.Weight.Normal
     made = QFont(list(MONOSPACE_FAMILIES if mono else INTERFACE_FAMILIES))
     made.setPointSizeF(points(pixels))
     made.setWeight(weight)
+    made.setHintingPreference(QFont.HintingPreference.PreferNoHinting)  # even strokes at every scale factor
     if mono:
         made.setStyleHint(QFont.StyleHint.Monospace)
         made.setFixedPitch(True)

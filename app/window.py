@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QByteArray, QSize, Qt
-from PySide6.QtGui import QCloseEvent, QColor, QGuiApplication, QIcon, QPainter, QPixmap, QResizeEvent
+from PySide6.QtGui import QCloseEvent, QColor, QGuiApplication, QIcon, QPainter, QPixmap, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import (
     QApplication,
     QDialog,
@@ -226,10 +226,8 @@ class MainWindow(QMainWindow):
         return max(DOCK_NARROWEST, min(self._settings.settings.dock_width, DOCK_WIDEST))
 
     def _set_dock_width(self, width: int) -> None:
-        sizes = self.splitter.sizes()
-        sizes[1] = max(1, sizes[1] + sizes[2] - width)
-        sizes[2] = width
-        self.splitter.setSizes(sizes)
+        side = 0 if self._sidebar.isHidden() else self._sidebar.width()
+        self.splitter.setSizes([side, max(1, self.width() - side - width - 2 * _LINE), width])
 
     def _reserve(self, for_shown: bool | None = None) -> None:
         """Leave room for the dock beside the reading column while it is hidden, so that it opens without a jump."""
@@ -255,6 +253,11 @@ class MainWindow(QMainWindow):
             width = min(self._dock_width(), self.width() - 40)
             self.dock.setGeometry(self.width() - width, 49, width, self.height() - 49)
             self.dock.raise_()
+
+    def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
+        super().showEvent(event)
+        if self.is_dock_shown and not self._is_overlay:
+            self._set_dock_width(self._dock_width())  # a splitter takes sizes only once it has been laid out
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
         super().resizeEvent(event)
@@ -310,8 +313,6 @@ class MainWindow(QMainWindow):
     def _bring_on_screen(self) -> None:
         """A geometry from a screen that is gone, or from a damaged file, must not hide the window."""
         screen = QGuiApplication.screenAt(self.geometry().center()) or QGuiApplication.primaryScreen()
-        if screen is None:
-            return
         room = screen.availableGeometry()
         self.resize(self.size().boundedTo(room.size()).expandedTo(SMALLEST))
         if not room.intersects(self.geometry()):

@@ -21,7 +21,7 @@ class LinkOpener:
 
     def __init__(self, parent: QWidget) -> None:
         self._parent = parent
-        self.ask: Callable[[str, Callable[[], None]], None] = self._ask
+        self.ask: Callable[[str, Callable[[], object]], None] = self._ask
         self.open_url: Callable[[QUrl], bool] = QDesktopServices.openUrl
 
     def ask_and_open(self, address: str) -> None:
@@ -29,7 +29,7 @@ class LinkOpener:
         if is_safe_link(address):
             self.ask(address, lambda: self.open_url(QUrl(address)))
 
-    def _ask(self, address: str, then: Callable[[], None]) -> None:
+    def _ask(self, address: str, then: Callable[[], object]) -> None:
         box = QMessageBox(self._parent)
         box.setWindowTitle("Open link")
         box.setText("Open this address outside Ridgeline?")

@@ -31,11 +31,12 @@ CODE_PAD_X, CODE_PAD_Y = 13, 11
 BUBBLE_PAD_X, BUBBLE_PAD_Y = 14, 9
 ERROR_PAD = 12
 FOOTER_HEIGHT = 26
+USER_FOOTER_HEIGHT = 22
 RULE_HEIGHT = 9
 BUBBLE_SHARE = 0.82  # of the column, at most
 RADIUS = 10
 
-_CHAR_WIDTH, _LINE_HEIGHT = 6.6, 21.0  # for estimates only
+_CHAR_WIDTH, _LINE_HEIGHT = 6.9, 21.0  # for estimates only
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class RowPainter:
     def place(self, row: Row, column: Column) -> Placed:
         document = self.document(row, column)
         if document is None:
-            height = RULE_HEIGHT if row.kind is RowKind.BLOCK else FOOTER_HEIGHT
+            height = _plain_height(row)
             frame = QRectF(column.left, row.gap, column.width, height)
             return Placed(frame, frame.topLeft(), row.gap + height)
         pad_x, pad_top, pad_bottom = _padding(row)
@@ -101,6 +102,8 @@ class RowPainter:
         self._paint_ground(painter, row, placed, column, theme)
         document = self.document(row, column)
         if document is not None:
+            if row.block is not None and row.block.marker:
+                _draw_marker(painter, row.block, document, placed, theme)
             self._paint_document(painter, document, placed, selected, theme)
         painter.restore()
 
@@ -128,9 +131,9 @@ class RowPainter:
         painter: QPainter, document: QTextDocument, placed: Placed, selected: tuple[int, int] | None, theme: Theme
     ) -> None:
         context = QAbstractTextDocumentLayout.PaintContext()
-        palette = QPalette(context.palette)
+        palette = QPalette(context.palette)  # type: ignore[attr-defined]  # the stubs lack it
         palette.setColor(QPalette.ColorRole.Text, QColor(theme.text))
-        context.palette = palette
+        context.palette = palette  # type: ignore[attr-defined]
         if selected is not None and selected[0] < selected[1]:
             cursor = QTextCursor(document)
             last = document.characterCount() - 1
@@ -140,9 +143,9 @@ class RowPainter:
             mark.setBackground(QColor(theme.selection))
             mark.setForeground(QColor(theme.text))
             selection = QAbstractTextDocumentLayout.Selection()
-            selection.cursor = cursor
-            selection.format = mark
-            context.selections = [selection]
+            selection.cursor = cursor  # type: ignore[attr-defined]
+            selection.format = mark  # type: ignore[attr-defined]
+            context.selections = [selection]  # type: ignore[attr-defined]
         painter.translate(placed.origin)
         document.documentLayout().draw(painter, context)
 
@@ -182,7 +185,7 @@ def estimated_height(row: Row, column: Column) -> float:
     """A guess that costs nothing, for rows out of sight."""
     block = row.block
     if block is None or block.kind is BlockKind.RULE:
-        return row.gap + (RULE_HEIGHT if row.kind is RowKind.BLOCK else FOOTER_HEIGHT)
+        return row.gap + _plain_height(row)
     per_line = max(8.0, text_width(row, column) / _CHAR_WIDTH)
     text = block.text or block.html.replace("<br/>", "\n")
     lines = sum(1 + int(len(line) / per_line) for line in text.split("\n"))
@@ -190,6 +193,13 @@ def estimated_height(row: Row, column: Column) -> float:
         lines = max(1, 2 * block.html.count("<tr"))
     _, pad_top, pad_bottom = _padding(row)
     return row.gap + pad_top + pad_bottom + lines * _LINE_HEIGHT
+
+
+def _plain_height(row: Row) -> float:
+    """Height of a row without a document."""
+    if row.kind is RowKind.BLOCK:
+        return RULE_HEIGHT
+    return USER_FOOTER_HEIGHT if row.kind is RowKind.FOOTER and row.role == "user" else FOOTER_HEIGHT
 
 
 def _inset(block: Block | None) -> float:
@@ -230,17 +240,21 @@ def _fill_part(painter: QPainter, frame: QRectF, block: Block, ground: QColor, l
 
 
 def _draw_marks(painter: QPainter, block: Block, gap: int, placed: Placed, column: Column, theme: Theme) -> None:
-    """Quote bars and the list marker, left of the text."""
+    """Quote bars, left of the text."""
     for depth in range(block.quote):
         bar = QRectF(column.left + depth * QUOTE_INDENT, placed.frame.top() - gap / 2, 3, placed.height - gap / 2)
         painter.fillRect(bar, QColor(theme.line))
-    if not block.marker:
-        return
+
+
+def _draw_marker(painter: QPainter, block: Block, document: QTextDocument, placed: Placed, theme: Theme) -> None:
+    """The list marker, on the baseline of the first line."""
+    layout = document.firstBlock().layout()
+    line = layout.lineAt(0)
+    baseline = placed.origin.y() + layout.position().y() + line.y() + line.ascent()
     painter.setFont(look.font())
     painter.setPen(QColor(theme.muted))
-    top = placed.frame.top() + (CODE_PAD_Y if block.kind is BlockKind.CODE else 0)
-    box = QRectF(placed.frame.left() - INDENT - 12, top, INDENT + 4, _LINE_HEIGHT)
-    painter.drawText(box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, block.marker)
+    width = QFontMetricsF(painter.font()).horizontalAdvance(block.marker)
+    painter.drawText(QPointF(placed.frame.left() - 8 - width, baseline), block.marker)
 
 
 def _draw_note(painter: QPainter, text: str, frame: QRectF, theme: Theme) -> None:

@@ -85,10 +85,7 @@ def _piece(row: Row, span: tuple[int, int], plain: Callable[[Row, int, int], str
     is_whole = span[0] == 0 and span[1] == END
     if block is not None and block.kind is BlockKind.RULE:
         return "---"
-    if block is not None and is_whole and block.text:
-        text = block.text
-    else:
-        text = plain(row, *span)
+    text = block.text if block is not None and is_whole and block.text else plain(row, *span)
     if block is not None and block.marker and span[0] == 0:
         text = f"{'   ' * (block.indent - 1)}{block.marker} {text}"
     return text

@@ -41,6 +41,7 @@ from app.store.records import MessageStats
 
 FRAME_MILLISECONDS = 33
 COST_SHARE = 8  # a frame that took c ms is followed by at least c * 8 ms of peace
+LONGEST_PAUSE = 250  # ms; text that lags more than this feels stuck
 FOLLOW_SLACK = 6  # pixels from the bottom that still count as "at the bottom"
 BOTTOM_MARGIN = 24
 DRAG_SCROLL_MILLISECONDS = 30
@@ -149,7 +150,7 @@ class ChatView(QAbstractScrollArea):
         self._pending.setdefault(message_id, []).append(added)
         if self._frame_timer.isActive():
             return
-        pause = max(FRAME_MILLISECONDS, COST_SHARE * self._frame_cost)
+        pause = min(LONGEST_PAUSE, max(FRAME_MILLISECONDS, COST_SHARE * self._frame_cost))
         waited = self._since_frame.elapsed() if self._since_frame.isValid() else pause
         if waited >= pause:
             self._on_frame()
@@ -558,7 +559,7 @@ class ChatView(QAbstractScrollArea):
     def copy_code(self, index: int) -> None:
         """Copy the whole code block that begins at row ``index``."""
         rows = self.transcript.rows
-        pieces = []
+        pieces: list[str] = []
         for row in rows[index:]:
             if row.block is None or (pieces and not row.block.continues):
                 break

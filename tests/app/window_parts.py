@@ -54,7 +54,7 @@ def make_window(folder: Path, script: Script | None = None, threaded: bool = Fal
     settings = SettingsStore(paths.settings_file)
     services: list[ScriptedService] = []
 
-    def make_service(wake):  # noqa: ANN001, ANN202
+    def make_service(wake):
         services.append(ScriptedService(wake, script or Script(), threaded=threaded))
         return services[-1]
 
