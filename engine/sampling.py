@@ -131,7 +131,8 @@ def sample(logits: Tensor, states: Sequence[SamplerState]) -> list[Sampled]:
     logits: fp32 [R, vocab], possibly with padding rows beyond ``vocab_size``. states: one per row, in order.
     A row that cannot be sampled (NaN, or every token masked) yields a Sampled with ``error``; the others are unharmed.
     """
-    assert logits.ndim == 2 and logits.shape[0] == len(states), (logits.shape, len(states))
+    assert logits.ndim == 2, logits.shape
+    assert logits.shape[0] == len(states), (logits.shape, len(states))
     rows: Row = logits.detach().cpu().numpy()
     return [_sample_row(rows[i, : state.vocab_size], state) for i, state in enumerate(states)]
 
