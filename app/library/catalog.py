@@ -126,13 +126,18 @@ def _describe_gguf(path: Path, name: str | None) -> LibraryModel:
     header = read_header(path)
     return LibraryModel(
         name=name or path.stem,
-        title=header.name or path.stem,
+        title=_known_titles().get(path.name) or header.name or path.stem,
         path=path,
         format=f"GGUF {header.file_type}".strip(),
         num_bytes=path.stat().st_size,
         architecture=header.architecture,
         context_length=header.context_length,
     )
+
+
+def _known_titles() -> dict[str, str]:
+    """File name -> title of the packaged models, whose own headers name a training run rather than the model."""
+    return {model.file: model.title for model in packaged_models().values()}
 
 
 def _describe_folder(path: Path, name: str | None) -> LibraryModel:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import resource
 import subprocess
 import sys
 import zipfile
@@ -16,6 +15,7 @@ import pytest
 
 from app import cli
 
+resource = pytest.importorskip("resource", reason="needs Unix resource limits")
 ROOT = Path(__file__).resolve().parents[2]
 QUESTION = "What is the capital of France?"
 

@@ -70,6 +70,7 @@ def _safetensors_folder(path: Path) -> Path:
 def test_the_real_starter_header(starter_path: Path) -> None:
     header = read_header(starter_path)
     assert (header.architecture, header.file_type, header.context_length) == ("llama", "Q4_1", 8192)
+    assert catalog.describe(starter_path).title == "SmolLM2 135M Instruct (Q4_1)"
 
 
 def test_lists_gguf_files_and_safetensors_folders(folder: Path) -> None:
