@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,10 +19,10 @@ import platformdirs
 import pytest
 
 from app.library import packaged
+from tests import leftovers
 
 # Read before tests redirect the user's folders; shared by all checkouts of one user, so a model is fetched once.
 _MODEL_CACHE = platformdirs.user_cache_path("ridgeline", appauthor=False) / "test-models"
-_THREAD_GRACE_SECONDS = 3.0
 
 
 def _model_file(name: str, variable: str) -> Path:
@@ -80,42 +78,11 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a thread running or a Qt timer ticking. Set up first, so that it is torn down last."""
     uses_qt = bool({"qapp", "qtbot", "qtmodeltester"} & set(request.fixturenames))
     threads = set(threading.enumerate())
-    timers = _active_timers() if uses_qt else {}
+    timers = leftovers.active_timers() if uses_qt else {}
     yield
-    late = _threads_left(threads)
+    late = leftovers.threads_left(threads)
     assert not late, f"threads left running: {', '.join(thread.name for thread in late)}"
     if uses_qt:
-        _deliver_deferred_deletes()
-        left = {key: name for key, name in _active_timers().items() if key not in timers}
+        leftovers.deliver_deferred_deletes()
+        left = {key: name for key, name in leftovers.active_timers().items() if key not in timers}
         assert not left, f"Qt timers left active: {', '.join(left.values())}"
-
-
-def _threads_left(before: set[threading.Thread]) -> list[threading.Thread]:
-    """Threads started since ``before`` that still run after a short grace."""
-    deadline = time.monotonic() + _THREAD_GRACE_SECONDS
-    started = [thread for thread in threading.enumerate() if thread not in before]
-    # A dummy stands for a thread that Qt or C started; it never leaves the list, so it says nothing.
-    started = [thread for thread in started if not isinstance(thread, threading._DummyThread)]
-    for thread in started:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return [thread for thread in started if thread.is_alive()]
-
-
-def _active_timers() -> dict[int, str]:
-    """id -> description of every ticking QTimer that Python knows."""
-    import shiboken6
-    from PySide6.QtCore import QTimer
-
-    found = {}
-    for candidate in gc.get_objects():
-        if type(candidate) is QTimer and shiboken6.isValid(candidate) and candidate.isActive():
-            owner = type(candidate.parent()).__name__
-            found[id(candidate)] = f"{candidate.objectName() or 'unnamed'} of {owner}, {candidate.interval()} ms"
-    return found
-
-
-def _deliver_deferred_deletes() -> None:
-    from PySide6.QtCore import QCoreApplication, QEvent
-
-    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
-    QCoreApplication.processEvents()
