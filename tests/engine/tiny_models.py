@@ -234,6 +234,18 @@ FAMILIES: dict[str, Family] = {
             layers=(LayerSpec(), LayerSpec(rope=None), LayerSpec(), LayerSpec(rope=None)),
         ),
     ),
+    "smollm3_every_fourth": Family(
+        _config("SmolLM3", 4, 2, rms_norm_eps=1e-6, no_rope_layers=[1, 1, 1, 0], rope_parameters=_THETA),
+        _spec(
+            "smollm3",
+            4,
+            2,
+            24,
+            tied_head=True,
+            ropes=(RopeSpec(50000.0, 24),),
+            layers=(LayerSpec(), LayerSpec(), LayerSpec(), LayerSpec(rope=None)),
+        ),
+    ),
 }
 
 
