@@ -83,7 +83,8 @@ def read_weights(
 ) -> DecoderWeights:
     """All weights of ``source``, packed by ``ops`` with ``scheme``.
 
-    At most one unpacked tensor is alive at a time. Raises LoadCancelled between two tensors.
+    At most one unpacked tensor is alive at a time, the largest (the head) while nothing else is held yet.
+    Raises LoadCancelled between two tensors.
     """
     spec = source.spec
     reader = _Reader(source, ops, progress, cancelled)
