@@ -226,12 +226,13 @@ class EngineBridge(QObject):
             self.tokens_arrived.emit(batch.deltas)
         if batch.records:
             self.steps_recorded.emit(batch.records)
+        if batch.loading is not None:  # before the news that the load has ended
+            self.model_loading.emit(batch.loading)
         for event in batch.others:
             self._note(event)
             self._signal_of(event).emit(event)
-        for latest, signal in ((batch.pages, self.pages_mapped), (batch.loading, self.model_loading)):
-            if latest is not None:
-                signal.emit(latest)
+        if batch.pages is not None:
+            self.pages_mapped.emit(batch.pages)
 
     def _note(self, event: Event) -> None:
         if isinstance(event, Finished):
@@ -286,5 +287,3 @@ class _Batch:
             self.loading = event
         else:
             self.others.append(event)
-            if isinstance(event, ModelLoaded | ModelLoadFailed):
-                self.loading = None  # a progress bar must not reappear after the end

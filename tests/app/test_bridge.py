@@ -146,6 +146,15 @@ def test_only_the_latest_map_and_progress_of_a_drain(bench, qtbot):
     assert len(bench.log.of("pages_mapped")) == 1
 
 
+def test_progress_never_comes_after_the_end(bench, qtbot):
+    loaded(bench, qtbot)
+    bench.bridge.set_options({"weights": "int4"})
+    bench.bridge.load_model("other")
+    bench.service.run()
+    qtbot.waitUntil(lambda: bool(bench.log.of("model_loaded")))
+    assert bench.log.names == ["model_loading", "options_applied", "model_loaded"]
+
+
 def test_timer_runs_only_while_events_flow(bench, qtbot):
     loaded(bench, qtbot)
     qtbot.waitUntil(lambda: not bench.bridge.is_draining)

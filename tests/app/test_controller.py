@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ from app.bridge import EngineBridge
 from app.chat.controller import ChatController
 from app.settings import SettingsStore
 from app.store import ChatStore
-from engine.commands import Abort, Message, Submit
-from engine.events import Finished, FinishReason, RequestUsage, TokenDelta
 from tests.app.scripted_service import Script, ScriptedService
 
 

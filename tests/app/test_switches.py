@@ -1,0 +1,244 @@
+"""Switches: generated from the option table, one click posts one command, the answer stands where it was asked."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QLabel
+
+from app.tuning.effects import KIND_WORDS
+from app.tuning.switch_board import NO_MODEL, mark_name
+from app.tuning.switches import PLAIN_VALUES
+from engine.events import EngineError
+from engine.options import OPTIONS, Kind, Pile, entry
+from tests.app.dock_bench import DockBench
+from tests.app.scripted_service import Script
+
+
+@pytest.fixture
+def bench(qtbot):
+    bench = DockBench(qtbot)
+    bench.dock.show()
+    bench.dock.show_tab(1)
+    qtbot.waitExposed(bench.dock)
+    yield bench
+    bench.close()
+
+
+def row(bench, key):
+    return bench.dock.switches.rows[key]
+
+
+def click(qtbot, bench, key):
+    qtbot.mouseClick(row(bench, key).pill, Qt.MouseButton.LeftButton)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.key)
+def test_every_option_has_a_control_that_reaches_the_engine(bench, qtbot, option):
+    bench.load()
+    for other in (value for value in option.values if value != bench.dock.board.state(option.key).value):
+        if len(option.choices) == 2:
+            click(qtbot, bench, option.key)
+        else:
+            menu = row(bench, option.key).pill.make_menu()
+            menu.actions()[option.values.index(other)].trigger()
+            menu.deleteLater()
+        assert bench.asked()[-1] == {option.key: other}
+        bench.steps()
+        assert row(bench, option.key).pill.text() == option.choice(other).title
+
+
+def test_every_row_says_what_it_is(bench):
+    for option in OPTIONS:
+        shown = row(bench, option.key)
+        assert shown.title.text().startswith(option.title)
+        assert shown.kind.text() == KIND_WORDS[option.kind]
+        assert shown.effect.text()
+        assert shown.explanation.isHidden()
+    assert {option.kind for option in OPTIONS} <= set(KIND_WORDS)
+
+
+def test_rows_are_grouped_by_pile(bench):
+    headings = [label.text() for label in bench.dock.switches.findChildren(QLabel) if label.property("part") == "pile"]
+    assert sorted(headings) == sorted({str(option.pile.value) for option in OPTIONS})
+    assert set(headings) <= {str(pile.value) for pile in Pile}
+
+
+def test_the_quick_switches_show_the_same_table_and_state(bench, qtbot):
+    bench.load()
+    assert list(bench.dock.quick_switches.rows) == list(bench.dock.switches.rows)
+    click(qtbot, bench, "prefix")
+    bench.steps()
+    assert bench.dock.quick_switches.rows["prefix"].pill.text() == "off"
+
+
+def test_a_click_on_the_title_opens_the_explanation(bench, qtbot):
+    shown = row(bench, "weights")
+    qtbot.mouseClick(shown.title, Qt.MouseButton.LeftButton)
+    assert not shown.explanation.isHidden()
+    assert entry("weights").explanation in shown.explanation.text()
+    assert "running chats go on afterwards" in shown.explanation.text()
+    qtbot.mouseClick(shown.title, Qt.MouseButton.LeftButton)
+    assert shown.explanation.isHidden()
+
+
+def test_pending_is_shown_and_not_asked_twice(bench, qtbot):
+    bench.load()
+    click(qtbot, bench, "paging")
+    bench.dock.board.choose("paging", "off")
+    assert bench.asked() == [{"paging": "off"}]
+    assert row(bench, "paging").pill.text() == "off …"
+    bench.steps()
+    assert row(bench, "paging").pill.text() == "off"
+
+
+def test_two_flips_before_an_answer_end_at_the_last(bench):
+    bench.load()
+    bench.dock.board.choose("prefix", "off")
+    bench.dock.board.choose("prefix", "on")
+    assert bench.asked() == [{"prefix": "off"}, {"prefix": "on"}]
+    bench.steps()
+    assert bench.dock.board.state("prefix").value == "on"
+    assert bench.dock.board.state("prefix").pending is None
+
+
+def test_a_refusal_stands_in_its_row_and_can_be_copied(bench, qtbot):
+    bench.script.refuse = {"paging": "Not with this model: its window slides."}
+    bench.load()
+    click(qtbot, bench, "paging")
+    bench.steps()
+    shown = row(bench, "paging")
+    assert shown.status.text() == "Not with this model: its window slides."
+    assert not shown.status.isHidden()
+    assert shown.status.property("tone") == "refusal"
+    assert shown.status.textInteractionFlags() & Qt.TextInteractionFlag.TextSelectableByMouse
+    assert shown.pill.text() == "on"
+    assert row(bench, "prefix").status.isHidden()
+    bench.script.refuse = {}
+    click(qtbot, bench, "paging")
+    bench.steps()
+    assert "Not with" not in shown.status.text()
+
+
+def test_reloading_weights_shows_progress_and_what_it_took(bench):
+    bench.load()
+    bench.chat()
+    bench.steps(3)
+    bench.dock.board.choose("weights", "int8")
+    said = []
+    bench.dock.board.switch_changed.connect(lambda key: said.append(bench.dock.board.state("weights").status))
+    bench.steps()
+    assert "Reading weights, 50 %" in said
+    assert bench.dock.board.state("weights").status == "Took 4.0 ms; 1 running chat is recomputed."
+    assert row(bench, "weights").effect.text() == "135 MB read per step; was 98 MB"
+
+
+def test_what_a_change_took_is_forgotten_after_a_while(bench):
+    bench.load()
+    bench.dock.board.choose("paging", "off")
+    bench.steps()
+    assert bench.dock.board.state("paging").status
+    bench.refresh(20.0)
+    assert not bench.dock.board.state("paging").status
+
+
+def test_unavailable_choices_are_grey_with_their_reason(qtbot):
+    reasons = {
+        "weights": {"int8": "No product for it here.", "none": "Too large."},
+        "fused_ops": {"off": "Only fused."},
+    }
+    bench = DockBench(qtbot, Script(unavailable=reasons))
+    bench.load()
+    menu = row(bench, "weights").pill.make_menu()
+    grey = {action.text().split("\t")[0]: action.text() for action in menu.actions() if not action.isEnabled()}
+    assert set(grey) == {"full", "int8"}
+    assert "No product for it here." in grey["int8"]
+    menu.deleteLater()
+    assert not row(bench, "fused_ops").pill.isEnabled()
+    assert row(bench, "fused_ops").pill.toolTip() == "Only fused."
+    bench.dock.board.choose("weights", "int8")
+    assert bench.asked() == []
+    bench.close()
+
+
+def test_without_a_model_nothing_can_be_flipped(bench, qtbot):
+    for shown in bench.dock.switches.rows.values():
+        assert not shown.pill.isEnabled()
+        assert shown.pill.toolTip() == NO_MODEL
+    bench.dock.board.choose("prefix", "off")
+    assert bench.services == []
+    bench.load()
+    assert all(shown.pill.isEnabled() for shown in bench.dock.switches.rows.values())
+
+
+def test_a_load_shows_the_values_in_force(bench):
+    bench.load(weights="int8", prefix="off")
+    assert row(bench, "weights").pill.text() == "int8"
+    assert row(bench, "prefix").pill.text() == "off"
+    assert row(bench, "prefix").pill.property("tone") == "plain"
+    assert row(bench, "weights").pill.property("tone") == "on"
+    assert "off" in PLAIN_VALUES
+
+
+def test_a_dead_engine_takes_the_pending_back(bench, qtbot):
+    bench.load()
+    click(qtbot, bench, "prefix")
+    bench.bridge.engine_failed.emit(EngineError("The engine stopped. Load the model again."))
+    state = bench.dock.board.state("prefix")
+    assert state.pending is None
+    assert state.is_refusal
+    assert row(bench, "prefix").status.text().startswith("The engine stopped")
+
+
+def test_a_change_made_elsewhere_is_shown_too(bench):
+    bench.load()
+    bench.bridge.set_options({"max_batch": "4"})
+    bench.steps()
+    assert row(bench, "max_batch").pill.text() == "4"
+
+
+def test_changed_switches_are_remembered(bench, qtbot):
+    bench.load()
+    click(qtbot, bench, "prefix")
+    bench.steps()
+    assert bench.settings.updates == [{"options": {"prefix": "off"}}]
+    click(qtbot, bench, "prefix")
+    bench.steps()
+    assert bench.settings.updates[-1] == {"options": {}}
+
+
+def test_effects_speak_of_this_machine(bench):
+    bench.load()
+    for _ in range(3):
+        bench.chat("word " * 60)
+    bench.steps(30)
+    bench.refresh()
+    effects = {key: shown.effect.text() for key, shown in bench.dock.switches.rows.items()}
+    assert effects["weights"] == "98 MB read per step"
+    assert effects["batching"] == "3 chats share each read of 98 MB"
+    assert effects["max_batch"] == "3 of up to 16 in the last step"
+    assert effects["kv_cache"].startswith("23 KB kept per token")
+    assert effects["paging"].startswith("18 of 512 pages held")
+    assert effects["token_budget"].endswith("predicted")
+    assert "ms" in effects["fused_ops"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "name"),
+    [
+        ("weights", "int4", "int4"),
+        ("weights", "none", "weights full"),
+        ("prefix", "off", "prefix sharing off"),
+        ("kv_cache", "off", "KV cache off"),
+        ("max_batch", "8", "batch limit 8"),
+        ("batching", "fixed", "fixed groups"),
+    ],
+)
+def test_mark_names(key, value, name):
+    assert mark_name(entry(key), value) == name
+
+
+def test_kinds_that_cost_something_say_so():
+    assert KIND_WORDS[Kind.FREE] == "instant"
+    assert KIND_WORDS[Kind.CACHE] == "recomputes running chats"
+    assert KIND_WORDS[Kind.WEIGHTS] == "reloads weights"
