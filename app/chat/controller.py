@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, Signal
 
+from app.chat.catalogue import NUM_COLOURS, UNTITLED, ChatCatalogue
 from app.chat.context_counter import ContextCounter
 from app.chat.conversation import ChatSummary, Conversation, MessageView, title_from
 from app.chat.generation import Generation
 from app.chat.saving import EndedReply, ReplySaver
 from app.settings import SettingsStore
-from app.store import ChatStore, ConversationRecord, MessageRecord, MessageState, MessageStats, SearchHit, StoreError
+from app.store import ChatStore, MessageRecord, MessageState, MessageStats, SearchHit, StoreError
 from engine.commands import Message
 from engine.events import Finished, FinishReason, StepRecord, TokenDelta
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NUM_COLOURS = 6
 _STATS_SECONDS = 0.25
 _NO_REASON = "The engine gave no reason. Regenerate to ask again."
 _WINDOW_FULL = "The reply ends here because the model's window is full. Start a new chat, or edit an earlier message to branch off."
@@ -66,9 +66,7 @@ class ChatController(QObject):
         self._store = store
         self._bridge = bridge
         self._settings = settings
-        self._chats = {record.conversation_id: record for record in store.conversations()}
-        self._new: dict[str, ConversationRecord] = {}  # opened but without a message: not on disk, not listed
-        self._deleted: list[ConversationRecord] = []
+        self._chats = ChatCatalogue(store)
         self._conversations: dict[str, Conversation] = {}
         self._unsent: dict[str, list[_Unsent]] = {}
         self._generations: dict[int, Generation] = {}
@@ -93,37 +91,23 @@ class ChatController(QObject):
 
     def chats(self) -> list[ChatSummary]:
         """Chats with at least one message, the most recently used first."""
-        busy = {generation.chat_id for generation in self._generations.values() if not generation.is_stopped}
-        records = sorted(self._chats.values(), key=lambda record: record.updated_at, reverse=True)
-        return [
-            ChatSummary(
-                record.conversation_id,
-                record.title or "New chat",
-                record.updated_at,
-                record.conversation_id in busy,
-                record.colour_index % _NUM_COLOURS,
-            )
-            for record in records
-        ]
+        return self._chats.summaries({entry.chat_id for entry in self._generations.values() if not entry.is_stopped})
 
     def new_chat(self) -> str:
         """The id of an empty chat. It is listed and on disk from its first message on; until then it is given out again."""
-        for chat_id in self._new:
+        for chat_id in self._chats.new_ones():
             if not self._unsent.get(chat_id):
                 return chat_id
-        now = time.time()
-        newest = max((*self._chats.values(), *self._deleted), key=lambda record: record.created_at, default=None)
-        colour_index = 0 if newest is None else (newest.colour_index + 1 + len(self._new)) % _NUM_COLOURS
-        record = ConversationRecord(uuid.uuid4().hex, "", now, now, colour_index)
-        self._new[record.conversation_id] = record
-        self._conversations[record.conversation_id] = Conversation()
-        return record.conversation_id
+        chat_id = self._chats.add_new()
+        self._conversations[chat_id] = Conversation()
+        return chat_id
 
     def title(self, chat_id: str) -> str:
-        return self._record(chat_id).title or "New chat"
+        return self._chats[chat_id].title or UNTITLED
 
     def colour_index(self, chat_id: str) -> int:
-        return self._record(chat_id).colour_index % _NUM_COLOURS
+        """Into Theme.chats."""
+        return self._chats[chat_id].colour_index % NUM_COLOURS
 
     def is_generating(self, chat_id: str) -> bool:
         return any(True for _ in self._running(chat_id))
@@ -131,45 +115,30 @@ class ChatController(QObject):
     def rename(self, chat_id: str, title: str) -> None:
         """Set the title; an empty one leaves it as it was."""
         title = " ".join(title.split())
-        if not title:
-            return
-        if chat_id in self._new:
-            self._new[chat_id] = replace(self._new[chat_id], title=title)
-            return
-        if self._saved(chat_id, lambda: self._store.rename(chat_id, title)):
-            self._chats[chat_id] = replace(self._chats[chat_id], title=title)
+        if title and self._saved(chat_id, lambda: self._chats.rename(chat_id, title)):
             self.chats_changed.emit()
 
     def delete(self, chat_id: str) -> None:
         """Take the chat off the list; what it was generating is stopped. ``undo_delete`` brings it back."""
         self.stop(chat_id)
-        if chat_id in self._new:
-            del self._new[chat_id]
-            return
-        if self._saved(chat_id, lambda: self._store.delete(chat_id)):
-            self._deleted.append(self._chats.pop(chat_id))
+        if self._saved(chat_id, lambda: self._chats.delete(chat_id)):
             self.chats_changed.emit()
 
     def undo_delete(self, chat_id: str | None = None) -> str | None:
         """Bring back ``chat_id``, or the chat deleted last. Returns its id; None when there is nothing to undo."""
-        known = {
-            record.conversation_id: record for record in (*self._store.conversations(deleted=True), *self._deleted)
-        }
-        if chat_id is None:
-            chat_id = next(reversed(known), None)
-        if chat_id is None or chat_id not in known:
+        try:
+            found = self._chats.undelete(chat_id)
+        except StoreError as error:
+            self.storage_failed.emit(chat_id or "", str(error))
             return None
-        if not self._saved(chat_id, lambda: self._store.undelete(chat_id)):
-            return None
-        self._deleted = [record for record in self._deleted if record.conversation_id != chat_id]
-        self._chats[chat_id] = replace(known[chat_id], deleted_at=None)
-        self.chats_changed.emit()
-        return chat_id
+        if found is not None:
+            self.chats_changed.emit()
+        return found
 
     def search(self, text: str) -> list[SearchHit]:
         """Chats and messages that hold ``text``; empty when there is nothing to search for."""
         try:
-            return [hit for hit in self._store.search(text) if hit.chat_id in self._chats]
+            return [hit for hit in self._store.search(text) if self._chats.is_listed(hit.chat_id)]
         except StoreError as error:
             self.storage_failed.emit("", str(error))
             return []
@@ -224,11 +193,11 @@ class ChatController(QObject):
         question_id = message_id if record.role == "user" else record.parent_id
         changed = conversation.choose(question_id) if question_id is not None else []
         reply = self._reply_to(question_id)
-        chat = replace(self._record(chat_id), updated_at=time.time())
+        chat = replace(self._chats[chat_id], updated_at=time.time())
         if not self._saved(chat_id, lambda: self._store.begin_reply(chat, None, reply), shown=message_id):
             return
         self._keep_choices(chat_id, changed)
-        self._listed(chat)
+        self._chats.put(chat)
         conversation.add(reply)
         self.chat_reset.emit(chat_id)
         self._start(chat_id, reply.message_id)
@@ -295,13 +264,13 @@ class ChatController(QObject):
         now = time.time()
         question = MessageRecord(uuid.uuid4().hex, parent_id, "user", text, "done", now)
         reply = self._reply_to(question.message_id)
-        before = self._record(chat_id)
+        before = self._chats[chat_id]
         chat = replace(before, title=before.title or title_from(text), updated_at=now)
         try:
             self._store.begin_reply(chat, question, reply)
         except StoreError as error:
             return self._keep_unsent(chat_id, text, str(error))
-        self._listed(chat)
+        self._chats.put(chat)
         conversation.add(question)
         conversation.add(reply)
         if is_appended:
@@ -328,10 +297,10 @@ class ChatController(QObject):
 
     def _add_edited_reply(self, chat_id: str, record: MessageRecord, text: str) -> str:
         edited = MessageRecord(uuid.uuid4().hex, record.parent_id, "assistant", text, "done", time.time())
-        chat = replace(self._record(chat_id), updated_at=edited.created_at)
+        chat = replace(self._chats[chat_id], updated_at=edited.created_at)
         if not self._saved(chat_id, lambda: self._store.add_message(chat, edited), shown=record.message_id):
             return ""
-        self._listed(chat)
+        self._chats.put(chat)
         self._conversation(chat_id).add(edited)
         self.chat_reset.emit(chat_id)
         self.chats_changed.emit()
@@ -391,8 +360,7 @@ class ChatController(QObject):
         if problem:
             conversation.settle(message_id, state, f"{error}\n{problem}".strip(), stats)
         self.message_changed.emit(chat_id, conversation.view(message_id))
-        if chat_id in self._chats:
-            self._chats[chat_id] = replace(self._chats[chat_id], updated_at=time.time())
+        self._chats.touch(chat_id)
         self.chats_changed.emit()
 
     def _on_saved_later(self, reply: EndedReply) -> None:
@@ -446,21 +414,14 @@ class ChatController(QObject):
     def _running(self, chat_id: str) -> Iterator[Generation]:
         return (entry for entry in self._generations.values() if entry.chat_id == chat_id and not entry.is_stopped)
 
-    def _record(self, chat_id: str) -> ConversationRecord:
-        return self._chats.get(chat_id) or self._new[chat_id]
-
-    def _listed(self, record: ConversationRecord) -> None:
-        self._new.pop(record.conversation_id, None)
-        self._chats[record.conversation_id] = record
-
     def _conversation(self, chat_id: str) -> Conversation:
         if chat_id not in self._conversations:
-            record = self._record(chat_id)
+            record = self._chats[chat_id]
             self._conversations[chat_id] = Conversation(self._store.messages(chat_id), record.active_root)
         return self._conversations[chat_id]
 
     def _prompt_with(self, chat_id: str, draft: str) -> tuple[Message, ...] | None:
-        if self.is_generating(chat_id) or (chat_id not in self._chats and chat_id not in self._new):
+        if self.is_generating(chat_id) or chat_id not in self._chats:
             return None
         conversation = self._conversation(chat_id)
         return conversation.prompt(conversation.leaf(), self._settings.settings.system_prompt, draft)
