@@ -13,9 +13,10 @@ from app.store.schema import migrate
 logger = logging.getLogger(__name__)
 
 _COPIED = ("conversation", "message", "chunk")
-# A damaged page can claim rows without end; more than this many unreadable stretches in one table means it is lost.
-_MOST_GAPS = 200
 _LARGEST_ROWID = 2**63 - 1
+# A damaged page can claim rows without end: a table is given up after this many failed reads.
+_MOST_FAILURES = 5000
+_HEADER_BYTES = 100
 
 
 def row_dicts(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> dict[str, Any]:
@@ -46,46 +47,79 @@ def salvage(path: Path) -> sqlite3.Connection:
 
 
 def _open_damaged(path: Path) -> sqlite3.Connection | None:
-    """A read-only connection, with the write-ahead log where it can still be used; None when there is no database at all."""
-    for mode in ("mode=ro", "mode=ro&immutable=1"):
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None)
-        connection.row_factory = row_dicts
-        connection.text_factory = decode
+    """The database, read-only, with its write-ahead log where that still works; None when there is no database at all."""
+    for open_it in (_open_file, _open_padded_copy):
+        connection = None
         try:
+            connection = open_it(path)
+            connection.row_factory = row_dicts
+            connection.text_factory = decode
             connection.execute("SELECT name FROM sqlite_master").fetchall()
-        except sqlite3.Error as error:
-            logger.warning("Damaged database %s (%s): %s", path, mode, error)
-            connection.close()
+        except (sqlite3.Error, OSError) as error:
+            logger.warning("Damaged database %s: %s", path, error)
+            if connection is not None:
+                connection.close()
             continue
         return connection
     return None
 
 
+def _open_file(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+
+
+def _open_padded_copy(path: Path) -> sqlite3.Connection:
+    """A copy in memory, as long as its header says: SQLite refuses a file that was cut off."""
+    content = bytearray(path.read_bytes())
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    if len(content) >= _HEADER_BYTES:
+        content[18:20] = b"\1\1"  # without a write-ahead log, which memory does not have
+        page_size = int.from_bytes(content[16:18], "big")
+        claimed = page_size * int.from_bytes(content[28:32], "big")
+        if len(content) < claimed <= 4 * len(content) + page_size:
+            content.extend(bytes(claimed - len(content)))
+        connection.deserialize(bytes(content))
+    return connection
+
+
 def _readable_rows(damaged: sqlite3.Connection, table: str) -> Iterator[dict[str, Any]]:
-    """Rows of ``table`` from both ends, stepping over stretches that cannot be read."""
-    last = 0
-    for row in _until_damage(damaged.cursor(), f"SELECT rowid AS salvage_row, * FROM {table} WHERE rowid > ?", (0,)):
-        last = int(row.pop("salvage_row"))
-        yield row
-    end = _LARGEST_ROWID
+    """Rows of ``table`` in order, stepping over stretches that cannot be read.
+
+    After a failure the next read starts 1, 2, 4, 8 ... rows further on; where one works, what the last step jumped
+    over is read backwards from there.
+    """
+    forward = f"SELECT rowid AS salvage_row, * FROM {table} WHERE rowid > ? ORDER BY rowid"
     backward = f"SELECT rowid AS salvage_row, * FROM {table} WHERE rowid > ? AND rowid < ? ORDER BY rowid DESC"
-    for row in _until_damage(damaged.cursor(), backward, (last, end)):
-        end = int(row.pop("salvage_row"))
-        yield row
-    if end == _LARGEST_ROWID:
-        return
-    one = f"SELECT * FROM {table} WHERE rowid = ?"
-    for gap, rowid in enumerate(range(last + 1, end)):
-        if gap >= _MOST_GAPS:
+    last, step = 0, 0
+    for _ in range(_MOST_FAILURES):
+        reading = _Reading(damaged, forward, (last + step,))
+        for rowid, row in reading:
+            if step:
+                for _, jumped_over in _Reading(damaged, backward, (last, rowid)):
+                    yield jumped_over
+            last, step = rowid, 0
+            yield row
+        if not reading.failed:
             return
-        yield from _until_damage(damaged.cursor(), one, (rowid,))
+        step = 2 * step or 1
+        if last + step > _LARGEST_ROWID:
+            return
 
 
-def _until_damage(cursor: sqlite3.Cursor, query: str, values: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
-    try:
-        yield from cursor.execute(query, values)
-    except (sqlite3.Error, OverflowError) as error:
-        logger.warning("Damaged database: %s", error)
+class _Reading:
+    """Rows (with their rowid) of one query, up to the damage; ``failed`` tells whether there was any."""
+
+    def __init__(self, damaged: sqlite3.Connection, query: str, values: tuple[int, ...]) -> None:
+        self._damaged, self._query, self._values = damaged, query, values
+        self.failed = False
+
+    def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        try:
+            for row in self._damaged.execute(self._query, self._values):
+                yield int(row.pop("salvage_row")), row
+        except (sqlite3.Error, OverflowError) as error:
+            self.failed = True
+            logger.debug("Damaged database: %s", error)
 
 
 def _keep(rescued: sqlite3.Connection, table: str, row: dict[str, Any]) -> bool:
