@@ -89,6 +89,11 @@ class ChatController(QObject):
     def trouble(self) -> str:
         return self._store.trouble
 
+    @property
+    def can_repair(self) -> bool:
+        """``repair`` would help with the trouble."""
+        return self._store.can_repair
+
     def chats(self) -> list[ChatSummary]:
         """Chats with at least one message, the most recently used first."""
         return self._chats.summaries({entry.chat_id for entry in self._generations.values() if not entry.is_stopped})
@@ -416,8 +421,15 @@ class ChatController(QObject):
 
     def _conversation(self, chat_id: str) -> Conversation:
         if chat_id not in self._conversations:
-            record = self._chats[chat_id]
-            self._conversations[chat_id] = Conversation(self._store.messages(chat_id), record.active_root)
+            record, was_well = self._chats[chat_id], not self.trouble
+            try:
+                messages = self._store.messages(chat_id)
+            except StoreError as error:
+                self.storage_failed.emit(chat_id, str(error))
+                messages = []
+            self._conversations[chat_id] = Conversation(messages, record.active_root)
+            if was_well and self.trouble:
+                self.storage_failed.emit("", self.trouble)
         return self._conversations[chat_id]
 
     def _prompt_with(self, chat_id: str, draft: str) -> tuple[Message, ...] | None:

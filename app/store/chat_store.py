@@ -34,6 +34,10 @@ from app.store.schema import PIECES_PER_MESSAGE, VERSION, migrate, version_of
 
 logger = logging.getLogger(__name__)
 
+_NEWER = (
+    "The chats file {path} was written by a newer Ridgeline, so it is shown but not changed. "
+    "Install the newer version to go on with these chats."
+)
 _BUSY_SECONDS = 2.0
 _CHECKPOINT_PAGES = 256  # 1 MB of WAL: each checkpoint is short, so no commit stalls the window
 _CHECK_WHOLE_BELOW_BYTES = 32_000_000  # a full check of a larger file would delay the window
@@ -42,14 +46,16 @@ _CHECK_WHOLE_BELOW_BYTES = 32_000_000  # a full check of a larger file would del
 class ChatStore:
     """Conversations as trees of messages. Used from one thread.
 
-    ``is_read_only`` with ``trouble`` (plain words) when the file is damaged or newer than this program: what could be
-    read is there, nothing is written. Every method that writes raises StoreError with the remedy when it cannot.
+    Opening never fails: when the file is damaged, unwritable, or newer than this program, ``is_read_only`` is set and
+    ``trouble`` says so in plain words; what could be read is there, and nothing is written. ``can_repair`` tells whether
+    ``repair`` would help. Every method that writes raises StoreError with the remedy when it cannot.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.trouble = ""
         self.is_read_only = False
+        self.can_repair = False
         self._connection = self._open()
 
     # ---- reading
@@ -163,7 +169,7 @@ class ChatStore:
                     aside.replace(kept.with_name(kept.name + suffix))
             self.path.replace(kept)
             fresh.replace(self.path)
-        self.trouble, self.is_read_only = "", False
+        self.trouble, self.is_read_only, self.can_repair = "", False, False
         self._connection = self._open()
         return kept
 
@@ -176,27 +182,19 @@ class ChatStore:
     # ---- opening
 
     def _open(self) -> sqlite3.Connection:
+        connection = None
         try:
-            connection = self._connect()
-        except sqlite3.OperationalError as error:
-            raise StoreError(_remedy("The chats file cannot be opened", error, self.path)) from error
-        try:
-            version = version_of(connection)
-            if version > VERSION:
-                return self._open_copy(
-                    connection,
-                    f"The chats file {self.path} was written by a newer Ridgeline, so it is shown but not changed. "
-                    "Install the newer version to go on with these chats.",
-                )
+            connection = self._connection = self._connect()
+            if version_of(connection) > VERSION:
+                return self._open_copy(connection, _NEWER.format(path=self.path))
             self._check(connection)
             migrate(connection)
             self._settle_interrupted(connection)
-        except sqlite3.DatabaseError as error:
-            if not _is_damage(error):
-                connection.close()
-                raise StoreError(_remedy("The chats file cannot be opened", error, self.path)) from error
+        except (sqlite3.Error, OSError) as error:
             logger.error("Chats file %s: %s", self.path, error)
-            return self._open_copy(connection, _damage_message(self.path))
+            if _is_damage(error):
+                return self._open_copy(connection, _damage_message(self.path), can_repair=True)
+            return self._open_copy(connection, _remedy("The chats file cannot be opened for writing", error, self.path))
         return connection
 
     def _connect(self) -> sqlite3.Connection:
@@ -218,14 +216,22 @@ class ChatStore:
         if verdict != "ok":
             raise sqlite3.DatabaseError(f"database disk image is malformed: {verdict}")
 
-    def _open_copy(self, connection: sqlite3.Connection, trouble: str) -> sqlite3.Connection:
-        connection.close()
-        self.trouble, self.is_read_only = trouble, True
+    def _open_copy(
+        self, connection: sqlite3.Connection | None, trouble: str, can_repair: bool = False
+    ) -> sqlite3.Connection:
+        """What can be read, in memory; ``connection``, to the file itself, is closed."""
+        if connection is not None:
+            connection.close()
+        self.trouble, self.is_read_only, self.can_repair = trouble, True, can_repair
         return salvage(self.path)
+
+    def _on_damage(self) -> None:
+        """The file turned out damaged while in use: go on with a copy of what can be read."""
+        if not self.is_read_only:
+            self._connection = self._open_copy(self._connection, _damage_message(self.path), can_repair=True)
 
     def _settle_interrupted(self, connection: sqlite3.Connection) -> None:
         """Replies that streamed when the program ended get the text so far as their text."""
-        self._connection = connection
         unfinished = connection.execute("SELECT * FROM message WHERE state = 'streaming'").fetchall()
         if not unfinished:
             return
@@ -307,17 +313,15 @@ class ChatStore:
     # ---- transactions
 
     def _read(self, query: str, values: tuple[Any, ...] = ()) -> list[dict[str, Any]]:
-        """All rows; of a table that turns out damaged, those before the damage."""
-        rows: list[dict[str, Any]] = []
+        """All rows; of a file that turns out damaged, those that can still be read."""
         try:
-            for row in self._connection.execute(query, values):
-                rows.append(row)
+            return self._connection.execute(query, values).fetchall()
         except sqlite3.DatabaseError as error:
-            if not _is_damage(error):
-                raise StoreError(_remedy("The chats could not be read", error, self.path)) from error
             logger.error("Chats file %s: %s", self.path, error)
-            self.trouble = _damage_message(self.path)
-        return rows
+            if not _is_damage(error) or self.is_read_only:
+                raise StoreError(_remedy("The chats could not be read", error, self.path)) from error
+        self._on_damage()
+        return self._connection.execute(query, values).fetchall()
 
     @contextmanager
     def _durable(self, failure: str) -> Iterator[None]:
@@ -352,6 +356,8 @@ class ChatStore:
             yield
         except (sqlite3.Error, OSError) as error:
             logger.warning("%s: %s", failure, error)
+            if _is_damage(error):
+                self._on_damage()
             raise StoreError(_remedy(failure, error, self.path)) from error
 
 
@@ -361,8 +367,10 @@ def _pieces_of(seq: int) -> tuple[int, int]:
     return first, first + PIECES_PER_MESSAGE - 1
 
 
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    return any(sign in str(error) for sign in ("malformed", "not a database", "corrupt"))
+def _is_damage(error: Exception) -> bool:
+    return isinstance(error, sqlite3.DatabaseError) and any(
+        sign in str(error) for sign in ("malformed", "not a database", "corrupt")
+    )
 
 
 def _damage_message(path: Path) -> str:
@@ -384,6 +392,6 @@ def _remedy(failure: str, error: Exception, path: Path) -> str:
             f"{failure}: {path} cannot be written. Check the folder's permissions, "
             "or choose another folder with --data-dir FOLDER."
         )
-    if isinstance(error, sqlite3.DatabaseError) and _is_damage(error):
+    if _is_damage(error):
         return f"{failure}. {_damage_message(path)}"
     return f"{failure}: {text}. Check the disk that holds {path} and try again."

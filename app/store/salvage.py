@@ -65,7 +65,7 @@ def _open_damaged(path: Path) -> sqlite3.Connection | None:
 
 
 def _open_file(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=0.2)
 
 
 def _open_padded_copy(path: Path) -> sqlite3.Connection:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.store import ChatStore, ConversationRecord, MessageRecord, StoreError
+from app.store import ChatStore, ConversationRecord, MessageRecord, StoreError, chat_store
 
 NUM_CHATS, NUM_MESSAGES = 6, 30
 
@@ -138,6 +138,11 @@ def test_damage_found_only_while_reading_is_announced(tmp_path: Path, filled: tu
     for chat in range(NUM_CHATS):
         store.messages(f"c{chat}")
     assert "damaged" in store.trouble
+    assert store.can_repair
+    with pytest.raises(StoreError, match="damaged"):
+        store.rename("c0", "x")
+    store.repair()
+    store.create_conversation(ConversationRecord("fresh", "T", 1.0, 1.0))
     store.close()
 
 
@@ -225,11 +230,36 @@ def test_a_full_disk_refuses_with_the_remedy_and_loses_nothing(small: ChatStore)
 
 
 def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    store = ChatStore(tmp_path / "no such folder" / "chats.db")
+    assert (store.is_read_only, store.can_repair, store.conversations()) == (True, False, [])
+    assert "cannot be written" in store.trouble
+    assert "--data-dir" in store.trouble
     with pytest.raises(StoreError, match=r"cannot be written.*--data-dir"):
-        ChatStore(tmp_path / "no such folder" / "chats.db")
+        store.create_conversation(ConversationRecord("c", "T", 1.0, 1.0))
+    store.close()
 
 
-def test_a_file_locked_by_another_program_says_so(small: ChatStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_locked_at_the_start_is_told(
+    tmp_path: Path, filled: tuple[bytes, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_store, "_BUSY_SECONDS", 0.05)
+    content, texts = filled
+    path = tmp_path / "chats.db"
+    path.write_bytes(content)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("PRAGMA locking_mode = EXCLUSIVE")
+    other.execute("BEGIN EXCLUSIVE")
+    store = ChatStore(path)
+    assert "another program" in store.trouble
+    other.execute("ROLLBACK")
+    other.close()
+    store.close()
+    again = ChatStore(path)
+    assert (again.trouble, len(readable(again))) == ("", len(texts))
+    again.close()
+
+
+def test_a_file_locked_by_another_program_says_so(small: ChatStore) -> None:
     small._connection.execute("PRAGMA busy_timeout = 10")
     other = sqlite3.connect(small.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
