@@ -27,12 +27,15 @@ def rope_for(config: Fields, head_dim: int, theta: float, layer_type: str = "ful
     elif not rope.values or rope.has("full_attention") or rope.has("sliding_attention"):
         rope = config.mapping("rope_scaling")
     theta = rope.number("rope_theta", theta)
-    share = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    is_phi = config.text("model_type", "") == "phi3"
+    # Of the families here only Phi-3 rotates a part of each head; transformers ignores the field for the others.
+    share = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)) if is_phi else 1.0
     rotary_dim = int(head_dim * share)
+    if head_dim % 2:
+        raise config.wrong("head_dim", head_dim, "even (hidden_size / num_attention_heads when left out)")
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise config.wrong("partial_rotary_factor", share, f"a share of {head_dim} that is even and not more than 1")
     kind = rope.text("rope_type", rope.text("type", "default"))
-    is_phi = config.text("model_type", "") == "phi3"
     if kind in _PLAIN:
         return RopeSpec(theta, rotary_dim)
     if kind in _LONGROPE or (is_phi and kind == "yarn"):

@@ -154,6 +154,8 @@ def _rope(fields: _Keys, tensors: Mapping[str, tuple[int, ...]], read_vector: Re
     """The (global) rotary table. A factor tensor in the file wins over the scaling keys."""
     theta = fields.number("rope.freq_base", 10000.0)
     rotary_dim = fields.count("rope.dimension_count", head_dim)
+    if rotary_dim % 2 or rotary_dim > head_dim:
+        raise fields.wrong("rope.dimension_count", rotary_dim, f"even and at most the head's {head_dim}")
     original = fields.optional_count("rope.scaling.original_context_length") or fields.count("context_length", 2048)
     attention_factor = fields.number("rope.scaling.attn_factor", 1.0)
     if "rope_factors_long.weight" in tensors and "rope_factors_short.weight" in tensors:
