@@ -1,7 +1,8 @@
 """Chat templates: a conversation becomes the text a model was trained to continue.
 
 Templates run in a helper process (template_worker.py) that is killed when it exceeds its time, so a hostile or broken one
-costs an error message, never the engine thread. The process starts when the template is opened and compiles it once.
+costs an error message, never the engine thread. The process starts when the template is opened and compiles it once, at
+the first conversation.
 """
 
 from __future__ import annotations
@@ -102,17 +103,19 @@ class _Worker:
             stderr=subprocess.DEVNULL,
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
-        self._first: bytes | None = _line({"template": source})
+        self._source = source
+        self._is_ready = False
         # Also runs when the interpreter ends, so that no process outlives the app.
         self._finalizer = weakref.finalize(self, _end, self._process)
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Send one request and wait for its answer. Raises TimeoutError or _WorkerEndedError."""
-        if self._first is not None:
-            ready = self._exchange(self._first, _START_SECONDS)
-            if "error" in ready:
-                raise _WorkerEndedError(ready["error"])
-            self._first = None
+        if not self._is_ready:
+            self._exchange(b"", _START_SECONDS)  # "started"
+            compiled = self._exchange(_line({"template": self._source}), seconds)
+            if "error" in compiled:
+                raise _WorkerEndedError(compiled["error"])
+            self._is_ready = True
         return self._exchange(_line(request), seconds)
 
     def stop(self) -> None:

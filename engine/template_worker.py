@@ -3,8 +3,8 @@
 A chat template is a program that came with a model file. Jinja's sandbox keeps it away from Python's internals, but not
 from endless loops or gigabyte strings, and a thread that is stuck in them can neither be stopped nor freed. A process can.
 
-Protocol, one JSON object per line on stdin and stdout: first {"template": source}, answered by {"ready": true} or
-{"error": message}; then {"context": variables, "max_chars": n}, each answered by {"text": ...}, {"refused": message} when
+Protocol, one JSON object per line on stdin and stdout: the process says {"started": true}; then comes {"template": source},
+answered by {"ready": true} or {"error": message}; then {"context": variables, "max_chars": n}, each answered by {"text": ...}, {"refused": message} when
 the template itself called raise_exception, or {"error": message}.
 """
 
@@ -101,6 +101,7 @@ def _answer(value: dict[str, Any]) -> None:
 
 def main() -> None:
     _limit_memory()
+    _answer({"started": True})
     try:
         template = compile_template(json.loads(sys.stdin.readline())["template"])
     except Exception as error:
