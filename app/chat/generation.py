@@ -8,9 +8,8 @@ from app.store.records import MessageStats
 from engine.events import RequestProgress
 
 # A piece on disk costs about two pages of 4 KB, so pieces are coarse: bytes written stay a small multiple of the reply.
-_PIECE_CHARACTERS = 2048
-_PIECE_MIN_SECONDS = 2.0
-_PIECE_MAX_SECONDS = 8.0
+# (seconds since the last piece, characters waiting) from which on a piece is due
+_PIECE_RULES = ((2.0, 2048), (8.0, 512), (30.0, 1))
 
 
 @dataclass(slots=True)
@@ -40,8 +39,7 @@ class Generation:
 
     def piece_is_due(self, now: float) -> bool:
         age = now - self.last_piece_at
-        enough = self._pending_characters >= _PIECE_CHARACTERS and age >= _PIECE_MIN_SECONDS
-        return bool(self._pending) and (enough or age >= _PIECE_MAX_SECONDS)
+        return any(age >= seconds and self._pending_characters >= size for seconds, size in _PIECE_RULES)
 
     def pending_text(self) -> str:
         return "".join(self._pending)
