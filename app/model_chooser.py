@@ -130,7 +130,6 @@ class ModelChooser(QObject):
     def _on_options_applied(self, event: OptionsApplied) -> None:
         self._options, self.stage = event.options, ""
         self.info = event.info or self.info
-        self._settings.update(options=dict(event.options))
         self._show()
 
     def _on_model_load_failed(self, event: ModelLoadFailed) -> None:

@@ -320,7 +320,7 @@ class MainWindow(QMainWindow):
 
     def _keep_dock_width(self) -> None:
         width = self.dock.width()
-        if DOCK_NARROWEST <= width <= DOCK_WIDEST and width != self._settings.settings.dock_width:
+        if self.isVisible() and DOCK_NARROWEST <= width <= DOCK_WIDEST and width != self._settings.settings.dock_width:
             self._settings.update(dock_width=width)
 
     def save_layout(self) -> None:
@@ -340,7 +340,7 @@ class MainWindow(QMainWindow):
     def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
         if not self._is_closed:
             self._is_closed = True
-            self.save_layout()
+            self.save_layout()  # before hiding: sizes are true only while the window is shown
             self.hide()
             self.on_close()
         super().closeEvent(event)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from PySide6.QtWidgets import QLabel, QWidget
-
 from app import theme
 from app.application import Lifetime
 from app.bridge import EngineBridge
@@ -15,6 +13,8 @@ from app.chat.sidebar import Sidebar
 from app.paths import Paths
 from app.settings import SettingsStore
 from app.store import ChatStore
+from app.tuning.dock import Dock
+from app.tuning.verdict import VerdictLabel
 from app.window import MainWindow
 from tests.app.scripted_service import Script, ScriptedService
 
@@ -49,7 +49,7 @@ class Parts:
 
 
 def make_window(folder: Path, script: Script | None = None, threaded: bool = False) -> Parts:
-    """A window with real store, settings, bridge and controller; dock and verdict are plain widgets."""
+    """A window with real store, settings, bridge and controller; dock and verdict are the real ones too."""
     paths = Paths(folder, folder / "config", folder / "cache", folder / "logs").create()
     settings = SettingsStore(paths.settings_file)
     services: list[ScriptedService] = []
@@ -60,7 +60,7 @@ def make_window(folder: Path, script: Script | None = None, threaded: bool = Fal
 
     bridge = EngineBridge(make_service)
     controller = ChatController(ChatStore(paths.chats_file), bridge, settings)
-    dock, verdict = QWidget(), QLabel("Decode waits for memory: 84 % of each step")
+    dock, verdict = Dock(bridge, controller, settings), VerdictLabel(bridge)
     sidebar = Sidebar(controller)
     window = MainWindow(controller, bridge, dock, settings, sidebar, verdict, list)
     lifetime = Lifetime(bridge, controller, (dock, verdict, sidebar, window.panel.view))
