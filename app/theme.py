@@ -170,7 +170,9 @@ def _put_on(app: QApplication, tell: ThemeNotifier) -> None:
     tell.theme = theme
     app.setFont(font())
     app.setPalette(palette(theme))
-    app.setStyleSheet(stylesheet(theme))
+    sheet = stylesheet(theme)
+    if app.styleSheet() != sheet:  # setting it again would polish every widget again
+        app.setStyleSheet(sheet)
     tell.theme_changed.emit(theme)
 
 

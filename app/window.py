@@ -67,6 +67,7 @@ class MainWindow(QMainWindow):
         self._controller, self._settings, self._sidebar = controller, settings, sidebar
         self._is_overlay = False
         self._wants_dock = settings.settings.dock_visible
+        self._dock_width = max(DOCK_NARROWEST, min(settings.settings.dock_width, DOCK_WIDEST))
         self._is_closed = False
         self._listed: set[str] = set()
         self.notice = Notice(self)
@@ -111,7 +112,7 @@ class MainWindow(QMainWindow):
         self.splitter.setStretchFactor(0, 0)
         self.splitter.setStretchFactor(1, 1)
         self.splitter.setStretchFactor(2, 0)
-        self.splitter.splitterMoved.connect(lambda _at, _index: self._reserve())
+        self.splitter.splitterMoved.connect(lambda _at, _index: self._keep_dock_width())
         self.setCentralWidget(self.splitter)
 
     def _make_top_bar(self, verdict: QWidget) -> QWidget:
@@ -214,25 +215,24 @@ class MainWindow(QMainWindow):
             self._wants_dock = self.is_dock_shown
 
     def _show_dock(self, is_shown: bool) -> None:
-        self._reserve(for_shown=is_shown)
         self.dock.setVisible(is_shown)
-        if is_shown and not self._is_overlay:
-            self._set_dock_width(self._dock_width())
-        self.actions_by_key["dock"].setChecked(is_shown)
+        self.splitter.refresh()  # counts handles anew, before sizes are given out
         self._reserve()
+        if not self._is_overlay:
+            self._set_dock_width(self._dock_width if is_shown else 0)  # lays out at once: one step, no jump between
+        self.panel.place()
+        self.actions_by_key["dock"].setChecked(is_shown)
         self._place_overlay()
 
-    def _dock_width(self) -> int:
-        return max(DOCK_NARROWEST, min(self._settings.settings.dock_width, DOCK_WIDEST))
-
     def _set_dock_width(self, width: int) -> None:
-        side = 0 if self._sidebar.isHidden() else self._sidebar.width()
-        self.splitter.setSizes([side, max(1, self.width() - side - width - 2 * _LINE), width])
+        side = 0 if self._sidebar.isHidden() else self._sidebar.width() + _LINE
+        beside = width + _LINE if width else 0
+        self.splitter.setSizes([max(0, side - _LINE), max(1, self.width() - side - beside), width])
 
-    def _reserve(self, for_shown: bool | None = None) -> None:
+    def _reserve(self) -> None:
         """Leave room for the dock beside the reading column while it is hidden, so that it opens without a jump."""
-        is_shown = self.is_dock_shown if for_shown is None else for_shown
-        self.panel.set_reserved(0 if is_shown or self._is_overlay else self._dock_width() + _LINE)
+        is_beside = self.is_dock_shown or self._is_overlay
+        self.panel.reserve(0 if is_beside else self._dock_width + _LINE)
 
     def _fit_dock_to_width(self) -> None:
         is_overlay = self.width() < OVERLAY_BELOW
@@ -250,14 +250,14 @@ class MainWindow(QMainWindow):
 
     def _place_overlay(self) -> None:
         if self._is_overlay and self.is_dock_shown:
-            width = min(self._dock_width(), self.width() - 40)
+            width = min(self._dock_width, self.width() - 40)
             self.dock.setGeometry(self.width() - width, 49, width, self.height() - 49)
             self.dock.raise_()
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
         super().showEvent(event)
         if self.is_dock_shown and not self._is_overlay:
-            self._set_dock_width(self._dock_width())  # a splitter takes sizes only once it has been laid out
+            self._set_dock_width(self._dock_width)  # a splitter takes sizes only once it has been laid out
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
         super().resizeEvent(event)
@@ -320,8 +320,8 @@ class MainWindow(QMainWindow):
 
     def _keep_dock_width(self) -> None:
         width = self.dock.width()
-        if self.isVisible() and DOCK_NARROWEST <= width <= DOCK_WIDEST and width != self._settings.settings.dock_width:
-            self._settings.update(dock_width=width)
+        if self.isVisible() and DOCK_NARROWEST <= width <= DOCK_WIDEST:
+            self._dock_width = width
 
     def save_layout(self) -> None:
         """Remember size, place and sides."""
@@ -329,6 +329,7 @@ class MainWindow(QMainWindow):
             self._keep_dock_width()
         self._settings.update(
             window_geometry=bytes(self.saveGeometry().toBase64().data()).decode("ascii"),
+            dock_width=self._dock_width,
             dock_visible=self._wants_dock,
             sidebar_visible=not self._sidebar.isHidden(),
             last_chat=self.panel.chat_id,

@@ -114,10 +114,9 @@ class ChatPanel(QWidget):
         self._controller.count_context(chat_id, self.composer.text)
         self.chat_shown.emit(chat_id)
 
-    def set_reserved(self, width: int) -> None:
-        """Pixels at the right that a hidden dock would take."""
+    def reserve(self, width: int) -> None:
+        """Pixels at the right that a hidden dock would take; in force from the next `place` or resize on."""
         self._reserved = width
-        self._place()
 
     def send(self, text: str) -> None:
         """Send ``text``, or put it in place of the message being edited."""
@@ -226,9 +225,10 @@ class ChatPanel(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
         super().resizeEvent(event)
-        self._place()
+        self.place()
 
-    def _place(self) -> None:
+    def place(self) -> None:
+        """Put view, message box and empty state on the reading column."""
         left, width = reading_column(self.width(), self._reserved)
         right = self.width() - left - width
         self.view.set_column(left, width)

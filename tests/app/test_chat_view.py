@@ -90,9 +90,7 @@ def test_a_growing_code_block_is_appended_to_and_coloured_when_it_closes(view: C
     settle_frame(view)
     coloured = view.painter.document(view.transcript.rows[0], view.column)
     assert coloured is not None
-    colours = {
-        fragment.charFormat().foreground().color().name().upper() for fragment in fragments(coloured)
-    }
+    colours = {fragment.charFormat().foreground().color().name().upper() for fragment in fragments(coloured)}
     assert theme.DARK.code_number in colours
 
 
@@ -288,9 +286,7 @@ def test_a_link_asks_before_it_opens(view: ChatView) -> None:
     view.links.ask = lambda address, then: asked.append((address, then))
     view.links.open_url = lambda url: opened.append(url.toString()) or True
     view.set_messages([reply("a", "[here](https://example.org/page)")])
-    QTest.mouseClick(
-        view.viewport(), Qt.MouseButton.LeftButton, pos=row_point(view, 0, view.column.left + 8).toPoint()
-    )
+    QTest.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=row_point(view, 0, view.column.left + 8).toPoint())
     assert [address for address, _ in asked] == ["https://example.org/page"]
     assert opened == []
     asked[0][1]()
@@ -316,7 +312,9 @@ def action_point(view: ChatView, row: int, x: float) -> QPoint:
     document = view.painter.document(view.transcript.rows[row], view.column)
     assert document is not None
     placed = view.painter.place(view.transcript.rows[row], view.column)
-    return QPointF(placed.origin.x() + x, place_of(view, row) + placed.origin.y() + document.size().height() - 8).toPoint()
+    return QPointF(
+        placed.origin.x() + x, place_of(view, row) + placed.origin.y() + document.size().height() - 8
+    ).toPoint()
 
 
 def test_figures_stand_under_a_reply_and_only_what_is_known(view: ChatView) -> None:

@@ -135,14 +135,16 @@ def test_editing_an_earlier_message_can_be_left(composer: Composer) -> None:
 
 @pytest.mark.parametrize("key", [Qt.Key.Key_K, Qt.Key.Key_E, Qt.Key.Key_B, Qt.Key.Key_J])
 def test_window_shortcuts_win_over_editing_keys(composer: Composer, key: Qt.Key) -> None:
+    assert not is_kept(composer, key)
+    assert is_kept(composer, Qt.Key.Key_C)  # copying stays with the text
+
+
+def is_kept(composer: Composer, key: Qt.Key) -> bool:
+    """Whether the box claims Ctrl+key for itself when Qt asks, as it does before any shortcut runs."""
     event = QKeyEvent(QKeyEvent.Type.ShortcutOverride, key, Qt.KeyboardModifier.ControlModifier)
-    event.accept()
+    event.ignore()
     QApplication.sendEvent(composer.edit, event)
-    assert not event.isAccepted()
-    copy = QKeyEvent(QKeyEvent.Type.ShortcutOverride, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
-    copy.ignore()
-    QApplication.sendEvent(composer.edit, copy)
-    assert copy.isAccepted()
+    return event.isAccepted()
 
 
 def test_the_draft_is_told_with_every_change(composer: Composer) -> None:

@@ -12,13 +12,15 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication, QKeySequence
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QLabel
+from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
 from app import theme
 from app.actions import ACTIONS, fill_menu, help_rows
 from app.chat.markdown import BlockKind
 from app.chat.panel import READING_WIDTH, reading_column
+from app.paths import Paths
+from app.settings import SettingsStore
 from app.window import DOCK_NARROWEST, OVERLAY_BELOW
 from engine.commands import Abort, CancelLoad, LoadModel, Submit
 from tests.app.scripted_service import Script
@@ -38,6 +40,8 @@ def open_window(qtbot: QtBot, qapp, tmp_path: Path):
         qtbot.addWidget(parts.window)
         parts.window.resize(width, 800)
         parts.window.show()
+        parts.window.activateWindow()
+        qtbot.waitUntil(parts.window.isActiveWindow, timeout=2000)  # shortcuts work only in the active window
         return parts
 
     yield make
@@ -108,8 +112,10 @@ def test_the_sidebar_hides_and_shows(open_window: Open) -> None:
     window = open_window().window
     QTest.keyClick(window, Qt.Key.Key_B, Qt.KeyboardModifier.ControlModifier)
     assert window._sidebar.isHidden()
-    QTest.keyClick(window, Qt.Key.Key_K, Qt.KeyboardModifier.ControlModifier)
+    window.panel.composer.edit.setFocus()
+    QTest.keyClick(window.panel.composer.edit, Qt.Key.Key_K, Qt.KeyboardModifier.ControlModifier)
     assert window._sidebar.isVisible()
+    assert window._sidebar.isAncestorOf(QApplication.focusWidget())
 
 
 def test_a_narrow_window_lays_the_dock_over_the_chat(open_window: Open) -> None:
@@ -331,15 +337,13 @@ def test_closing_while_the_model_loads_ends_too(open_window: Open) -> None:
 
 @pytest.mark.parametrize("geometry", ["", "not base64 at all", "AdnQywADAAD//", "é"])
 def test_a_damaged_geometry_opens_a_window_on_the_screen(open_window: Open, tmp_path: Path, geometry: str) -> None:
-    parts = make_window(tmp_path / "first")
-    parts.settings.update(window_geometry=geometry)
-    parts.window.close()
-    again = make_window(tmp_path / "first")
-    again.window.show()
+    SettingsStore(Paths(tmp_path, tmp_path / "config", tmp_path, tmp_path).settings_file).update(
+        window_geometry=geometry
+    )
+    window = open_window().window
     screen = QGuiApplication.primaryScreen().availableGeometry()
-    assert screen.intersects(again.window.geometry())
-    assert again.window.width() >= 560
-    again.window.close()
+    assert screen.intersects(window.geometry())
+    assert window.width() >= 560
 
 
 def test_the_window_does_without_torch(tmp_path: Path) -> None:
