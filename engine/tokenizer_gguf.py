@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, models, normalizers
@@ -150,17 +150,12 @@ def merges_from_scores(pieces: Iterable[tuple[str, float]]) -> list[tuple[str, s
     SentencePiece joins the neighbours whose union has the best score. So every way to split a piece into two pieces is a
     merge, ranked by the piece's score; of equal scores the one with the longer left part comes first.
     """
-    scored = list(pieces)
+    scored = sorted(pieces, key=lambda entry: -entry[1])
     known = {piece for piece, _ in scored}
-    merges: list[tuple[str, str]] = []
-    for piece, _ in sorted(scored, key=lambda entry: -entry[1]):
-        merges += _splits(piece, known)
-    return merges
-
-
-def _splits(piece: str, known: Sequence[str] | set[str]) -> list[tuple[str, str]]:
+    # One comprehension: Gemma's 262 144 pieces have 1.4 million splits, and this is most of the time to load them.
     return [
-        (piece[:cut], piece[cut:])
+        (left, right)
+        for piece, _ in scored
         for cut in range(len(piece) - 1, 0, -1)
-        if piece[:cut] in known and piece[cut:] in known
+        if (left := piece[:cut]) in known and (right := piece[cut:]) in known
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -113,7 +114,7 @@ def naive_sentencepiece(text: str, scores: dict[str, float], vocab: dict[str, in
     """SentencePiece's BPE by its definition: join the best-scored neighbours, the leftmost of equals, until none is left."""
     parts = list(text.replace(" ", "▁"))
     while True:
-        joins = [(-scores[a + b], i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in scores]
+        joins = [(-scores[a + b], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in scores]
         if not joins:
             break
         place = min(joins)[1]
