@@ -106,7 +106,7 @@ class Engine:
         path = find(source)
         loaded = load_model(path, options["weights"], options.on("fused_ops"), progress, cancelled)
         progress("Measuring this machine", 1.0)
-        figures = machine.measured_once(machine_file)
+        figures = machine.measured_once(machine_file or machine.default_cache())
         engine = cls(loaded, source, path, options, figures, kv_bytes)
         options.replaced({}, engine.capabilities)
         return engine
@@ -116,7 +116,8 @@ class Engine:
         return [self._end(reply, FinishReason.ERROR, message) for reply in list(self._replies.values())]
 
     def close(self) -> None:
-        """Drop the weights and the cache. The engine is of no use afterwards."""
+        """Drop the weights and the cache, end the template's helper process. The engine is of no use afterwards."""
+        self._loaded.text.close()
         del self._loaded, self._cache
 
     # -- what is loaded -----------------------------------------------------------------------
@@ -166,7 +167,9 @@ class Engine:
     def _start(self, prompt: Prompt | ChatMessages, params: SamplingParams, request_id: int | None = None) -> Reply:
         submitted_at = time.perf_counter()
         number = next(self._request_ids) if request_id is None else request_id
-        tokens = self._loaded.text.encode(_as_prompt(prompt))
+        prompt = _as_prompt(prompt)
+        is_conversation = not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], Message)
+        tokens = self._loaded.text.encode(prompt)
         if not tokens:
             raise ValueError("The prompt is empty. Write something first.")
         if len(tokens) >= self.context_length:
@@ -175,7 +178,8 @@ class Engine:
                 "Shorten the prompt, or start a new chat."
             )
         most = self.context_length if params.max_tokens is None else params.max_tokens
-        reply = Reply(Request(number, tokens, len(tokens), most), params, self._loaded.text, submitted_at)
+        request = Request(number, tokens, len(tokens), most)
+        reply = Reply(request, params, self._loaded.text, submitted_at, is_conversation)
         if params.max_tokens == 0:
             self._undelivered.append(reply.finished(FinishReason.LENGTH))
         else:
@@ -275,6 +279,7 @@ class Engine:
         """Read the weights again in another form, then swap; until the swap the old ones keep working."""
         loaded = load_model(self._path, options["weights"], options.on("fused_ops"), progress, cancelled)
         preempted = self._scheduler.preempt_all()
+        self._loaded.text.close()
         self._hold(loaded)
         for reply in list(self._replies.values()):
             if reply.request.num_tokens >= self.context_length:
@@ -329,12 +334,17 @@ class Engine:
 
     def _commit(self, plan: StepPlan, sampled: Sequence[Sampled]) -> list[Event]:
         answered = [item.request for item in plan.items if item.wants_logits]
-        fine = {request.request_id: got.token_id for request, got in zip(answered, sampled, strict=True)}
-        self._scheduler.commit(plan, fine)
-        now = time.perf_counter()
         events: list[Event] = []
         for request, got in zip(answered, sampled, strict=True):
-            reply = self._replies[request.request_id]
+            if got.error:
+                events.append(self._end(self._replies[request.request_id], FinishReason.ERROR, got.error))
+        tokens = {request.request_id: got.token_id for request, got in zip(answered, sampled, strict=True)}
+        self._scheduler.commit(plan, tokens)
+        now = time.perf_counter()
+        for request, got in zip(answered, sampled, strict=True):
+            reply = self._replies.get(request.request_id)
+            if reply is None:  # it could not be sampled
+                continue
             delta, reason = reply.accept(got.token_id, got.logprob, now, self.context_length)
             events.append(delta)
             if reason:

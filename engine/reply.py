@@ -6,22 +6,26 @@ from engine.events import Completion, Finished, FinishReason, RequestUsage, Toke
 from engine.params import SamplingParams
 from engine.sampling import SamplerState
 from engine.scheduler import Request
-from engine.text import StopStrings, TextCodec
+from engine.stop_strings import StopStrings
+from engine.text import TextCodec
 
 
 class Reply:
     """The engine's side of one request: sampler state, detokenizer, stop strings and the clock.
 
+    is_conversation: the prompt was a chat, so the reply begins a new text (and, without a template, ends with its turn).
     Times are ``time.perf_counter()`` seconds.
     """
 
-    def __init__(self, request: Request, params: SamplingParams, codec: TextCodec, submitted_at: float) -> None:
+    def __init__(
+        self, request: Request, params: SamplingParams, codec: TextCodec, submitted_at: float, is_conversation: bool
+    ) -> None:
         self.request = request
         self.params = params
-        self.sampler = SamplerState(params, request.tokens)
+        self.sampler = SamplerState(params, request.tokens, codec.vocab_size)
         self._ends = frozenset() if params.ignore_eos else codec.eos_token_ids
-        self._detokenizer = codec.detokenizer(request.tokens)
-        self._stops = StopStrings(params.stop)
+        self._detokenizer = codec.detokenizer(() if is_conversation else request.tokens)
+        self._stops = StopStrings((*params.stop, *codec.turn_stop) if is_conversation else params.stop)
         self._submitted_at = submitted_at
         self._first_token_at: float | None = None
         self._last_token_at = submitted_at

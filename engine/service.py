@@ -101,6 +101,8 @@ class EngineService:
             self._emit(EngineError(f"The engine stopped: {error}. Load the model again.", traceback.format_exc()))
             raise
         finally:
+            if self._engine is not None:
+                self._engine.close()
             self._engine = None
 
     def _next_command(self) -> Command | None:

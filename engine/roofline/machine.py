@@ -17,6 +17,7 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
+import platformdirs
 import psutil
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,11 @@ _PRODUCT_SIZE = 1024
 _PRODUCT_TRIES = 5
 _CALLS = 300
 _BEST_OF = 5
+
+
+def default_cache() -> Path:
+    """Where this user's figures are kept."""
+    return platformdirs.user_cache_path("ridgeline", appauthor=False) / "machine.json"
 
 
 def measured_once(cache: Path | None = None, device: str = "cpu") -> MachineFigures:
