@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
@@ -9,6 +10,7 @@ from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPaintEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
 from app import theme
+from app.tuning.numbers import NONE
 from app.tuning.pace import Meter
 
 SMALL, NUMBER = 11.0, 21.0  # px
@@ -19,11 +21,11 @@ class BigNumber(QWidget):
 
     def __init__(self, caption: str, meter: Meter, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.number, self.unit, self.caption, self.is_past = "–", "", caption, True
+        self.number, self.unit, self.caption, self.is_past = NONE, "", caption, True
         self._meter = meter
         self.setFixedHeight(46)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setMinimumWidth(60)
+        self.setMinimumWidth(math.ceil(QFontMetricsF(theme.font(SMALL)).horizontalAdvance(caption)) + 2)
 
     def show_figure(self, number: str, unit: str, is_past: bool) -> None:
         if (number, unit, is_past) == (self.number, self.unit, self.is_past):
@@ -44,7 +46,8 @@ class BigNumber(QWidget):
             x = QFontMetricsF(big).horizontalAdvance(self.number) + 3
             painter.setFont(theme.font(SMALL))
             painter.setPen(QColor(colours.muted))
-            painter.drawText(QPointF(x, baseline), self.unit)
+            if self.number != NONE:
+                painter.drawText(QPointF(x, baseline), self.unit)
             painter.drawText(QPointF(0, self.height() - 6), self.caption)
             painter.end()
 
@@ -57,7 +60,7 @@ class FactLine(QWidget):
 
     def __init__(self, name: str, meter: Meter, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.name, self.value = name, "–"
+        self.name, self.value = name, NONE
         self._meter = meter
         self.setFixedHeight(19)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -117,19 +120,29 @@ class PlotHeading(QWidget):
             box = QRectF(self.rect())
             centre = Qt.AlignmentFlag.AlignVCenter
             painter.drawText(box, centre | Qt.AlignmentFlag.AlignLeft, self.title)
+            title_width = QFontMetricsF(painter.font()).horizontalAdvance(self.title)
             painter.setFont(theme.font(SMALL))
             painter.setPen(QColor(colours.muted))
-            metrics = QFontMetricsF(painter.font())
             if self.note:
                 painter.drawText(box, centre | Qt.AlignmentFlag.AlignRight, self.note)
-            right = box.right() - (metrics.horizontalAdvance(self.note) + 10 if self.note else 0)
-            for colour, word in reversed(self.legend):
-                right -= metrics.horizontalAdvance(word)
-                painter.drawText(QRectF(right, 0, box.width(), box.height()), centre, word)
-                right -= 12
-                painter.fillRect(QRectF(right, box.center().y() - 4, 8, 8), QColor(colour))
-                right -= 12
+            else:
+                self._draw_legend(painter, box, title_width)
             painter.end()
+
+    def _draw_legend(self, painter: QPainter, box: QRectF, title_width: float) -> None:
+        """From the right; in a narrow dock the words are smaller and closer, so that the title stays free."""
+        words = "".join(word for _, word in self.legend)
+        gap = 12.0
+        if title_width + painter.fontMetrics().horizontalAdvance(words) + len(self.legend) * (12 + gap) > box.width():
+            painter.setFont(theme.font(10.0))
+            gap = 7.0
+        metrics, right = QFontMetricsF(painter.font()), box.right()
+        for colour, word in reversed(self.legend):
+            right -= metrics.horizontalAdvance(word)
+            painter.drawText(QRectF(right, 0, box.width(), box.height()), Qt.AlignmentFlag.AlignVCenter, word)
+            right -= 12
+            painter.fillRect(QRectF(right, box.center().y() - 4, 8, 8), QColor(colour))
+            right -= gap
 
 
 class TimeAxis(QWidget):
@@ -173,7 +186,7 @@ class AdviceCard(QFrame):
         self._words.setWordWrap(True)
         self._words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         # room for four lines, so that the plots below do not jump when a sentence comes or goes
-        self._words.setMinimumHeight(72)
+        self._words.setMinimumHeight(64)
         self._words.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
         layout = QHBoxLayout(self)
         layout.setContentsMargins(14, 8, 12, 8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from PySide6.QtCore import QEvent, QSize, Qt
@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.bridge import EngineBridge
+from app.tuning import numbers
 from app.tuning.cards import stack
 from app.tuning.figures import LiveFigures
 from app.tuning.live import Chats, Live
@@ -34,13 +35,18 @@ from engine.events import EngineError, Finished, ModelLoaded, ModelLoadFailed, O
 from engine.options import entry
 
 NARROWEST, WIDEST, USUAL = 320, 560, 372  # px
+TABS_HEIGHT = 48  # px, as the window's top bar
+IDLE = "This panel: idle, no refreshes"
 PAGE_MAPS_PER_SECOND = 3.0
 STATUS_SECONDS = 8.0  # what a finished change took is shown that long
 MOST_PENDING = 2000  # records kept unfolded while hidden
 
 
 class KeepsSettings(Protocol):
-    """What the dock asks of the settings store: to remember the switches."""
+    """What the dock asks of the settings store: to remember the tab."""
+
+    @property
+    def settings(self) -> Any: ...
 
     def update(self, **changes: Any) -> object: ...
 
@@ -70,9 +76,9 @@ class Dock(QWidget):
         self.refresher = Refresher(self._refresh, self.meter, pace, clock, self)
         self.board = SwitchBoard(bridge, self.figures, self)
         self.live = Live(bridge, self.figures, self.meter, controller)
-        self.quick_switches = Switches(self.board, is_compact=True)
+        self.quick_switches = Switches(self.board)
         self.switches = Switches(self.board)
-        self.cost = QLabel("This panel is idle.")
+        self.cost = QLabel(IDLE)
         self.cost.setProperty("part", "cost")
         self.cost.setToolTip("Processor time this panel takes, measured around its refreshes and its painting.")
         self._pages = QStackedWidget(self)
@@ -80,12 +86,13 @@ class Dock(QWidget):
         self._lay_out()
         self._listen()
         self.setStyleSheet(dock_stylesheet(theme.current()))
+        self.show_tab(self._last_tab())
 
     # ---- building
 
     def _lay_out(self) -> None:
         bar = QHBoxLayout()
-        bar.setContentsMargins(20, 4, 20, 0)
+        bar.setContentsMargins(20, 0, 20, 0)
         bar.setSpacing(18)
         live_page = stack(self.live, self.quick_switches)
         for title, page in (("Live", live_page), ("Switches", stack(self.switches))):
@@ -96,15 +103,17 @@ class Dock(QWidget):
             self._pages.addWidget(_scrolled(page))
             bar.addWidget(tab)
         bar.addStretch(1)
-        self._tabs.idClicked.connect(self.show_tab)
-        self._tabs.button(0).setChecked(True)
+        self._tabs.idClicked.connect(self._on_tab_clicked)
+        tab_row = QWidget()
+        tab_row.setFixedHeight(TABS_HEIGHT)
+        tab_row.setLayout(bar)
         foot = QHBoxLayout()
         foot.setContentsMargins(20, 4, 20, 6)
         foot.addWidget(self.cost)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(0)
-        layout.addLayout(bar)
+        layout.addWidget(tab_row)
         layout.addWidget(_rule())
         layout.addWidget(self._pages, 1)
         layout.addWidget(_rule())
@@ -123,8 +132,17 @@ class Dock(QWidget):
         self.refresher.fell_idle.connect(self._on_idle)
         theme.notifier().theme_changed.connect(self._on_theme_changed)
 
+    def _last_tab(self) -> int:
+        last = getattr(self._settings.settings, "dock_tab", 0) if self._settings is not None else 0
+        return last if isinstance(last, int) and 0 <= last < self._pages.count() else 0
+
     def sizeHint(self) -> QSize:  # noqa: N802
         return QSize(USUAL, 800)
+
+    def _on_tab_clicked(self, index: int) -> None:
+        self.show_tab(index)
+        if self._settings is not None:
+            self._settings.update(dock_tab=index)
 
     def show_tab(self, index: int) -> None:
         """0 Live, 1 Switches."""
@@ -188,8 +206,6 @@ class Dock(QWidget):
         names = [mark_name(entry(key), applied.options[key]) for key in applied.changed]
         self.figures.on_switched(self._clock(), names, applied.info)
         self._applied_at = self._clock()
-        if applied.changed and self._settings is not None:
-            self._settings.update(options=_unusual(applied.options))
         self._say_at_once()
 
     def _say_at_once(self) -> None:
@@ -214,13 +230,14 @@ class Dock(QWidget):
             shown.refresh()
 
     def _on_refreshed(self, share_of_core: float) -> None:
-        words = f"This panel takes {share_of_core * 100:.1f} % of one core, {self.refresher.pace.hz:.0f} refreshes a second."
+        share, hz = numbers.percent(share_of_core), self.refresher.pace.hz
+        words = f"This panel: {share} % of one core, {hz:.0f} refreshes/s"
         if words != self.cost.text() and self._clock() - self._words_at < 0.05:
             self.cost.setText(words)
 
     def _on_idle(self) -> None:
         self.live.refresh_words(self._clock())
-        self.cost.setText("This panel is idle.")
+        self.cost.setText(IDLE)
 
     def _on_theme_changed(self, colours: theme.Theme) -> None:
         self.setStyleSheet(dock_stylesheet(colours))
@@ -230,11 +247,6 @@ class Dock(QWidget):
         super().changeEvent(event)
         if event.type() == QEvent.Type.FontChange and self.isVisible():
             self.live.restyle()
-
-
-def _unusual(options: Mapping[str, str]) -> dict[str, str]:
-    """The values that are not the default: those are what settings keep."""
-    return {key: value for key, value in options.items() if value != entry(key).default}
 
 
 def _scrolled(layout: QVBoxLayout) -> QScrollArea:

@@ -57,6 +57,7 @@ class Live(QWidget):
         self.bandwidth = BigNumber("of bandwidth", meter)
         self.context = FactLine("Longest context", meter)
         self.memory = FactLine("Memory", meter)
+        self.process_memory = FactLine("Memory of the whole process", meter)
         self.rate_plot = RatePlot(figures, meter)
         self.step_plot = StepTimePlot(figures, meter)
         self.pages_plot = PagesPlot(figures, meter)
@@ -77,14 +78,15 @@ class Live(QWidget):
 
     def _lay_out(self) -> None:
         numbers_row = QHBoxLayout()
-        numbers_row.setSpacing(4)
-        for number in (self.rate, self.first_token, self.batch, self.bandwidth):
-            numbers_row.addWidget(number, 1)
+        numbers_row.setSpacing(6)
+        for number, share in ((self.rate, 5), (self.first_token, 5), (self.batch, 4), (self.bandwidth, 5)):
+            numbers_row.addWidget(number, share)
         layout = stack(self.advice)
         layout.addSpacing(10)
         layout.addLayout(numbers_row)
         layout.addWidget(self.context)
         layout.addWidget(self.memory)
+        layout.addWidget(self.process_memory)
         layout.addSpacing(10)
         groups: tuple[tuple[QWidget, ...], ...] = (
             (self.rate_heading, self.rate_plot),
@@ -108,7 +110,9 @@ class Live(QWidget):
             "Bytes moved per second of a decode step, as a share of the read bandwidth measured on this machine. "
             "The bytes are counted from the step's plan. It can pass 100 % when data comes from the processor's cache."
         )
-        self.memory.setToolTip("Weights and KV pages as the engine holds them; in all: the whole process, measured.")
+        self.memory.setToolTip(
+            "Weights and KV pages as the engine holds them: pages in use, of all that were set aside."
+        )
         self.step_plot.setToolTip(
             f"{HOW_PREDICTED} A bar is the mean of half a second. Steps that read a prompt (alone or beside decoding "
             "chats) have a lane and a scale of their own, above."
@@ -154,11 +158,11 @@ class Live(QWidget):
             self.context.show_value(f"{now.context_tokens:,} of {info.context_length:,} tokens")
         else:
             self.context.show_value(numbers.NONE)
-        in_all = f"{numbers.data(self._process.memory_info().rss)} in all"
+        self.process_memory.show_value(numbers.data(self._process.memory_info().rss))
         parts = [f"{numbers.data(info.weight_bytes)} weights"] if info else []
         if now.pool:
             parts.append(_kv_words(now.pool))
-        self.memory.show_value(", ".join((*parts, in_all)))
+        self.memory.show_value(", ".join(parts) or numbers.NONE)
         self._show_notes(now)
 
     def _show_notes(self, now: Now) -> None:

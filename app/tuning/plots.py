@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QImage, QPainter, QPaintEvent, QPen, QPixmap, QResizeEvent
+from PySide6.QtGui import QColor, QFontMetricsF, QImage, QPainter, QPaintEvent, QPen, QPixmap, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app import theme
@@ -41,6 +41,7 @@ class TimePlot(QWidget):
         self._image = QImage()
         self._overlay = QPixmap()
         self._ground_is_stale = True
+        self._was_empty = True
         self.setFixedHeight(height)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
@@ -75,6 +76,9 @@ class TimePlot(QWidget):
         if moment == self._moment and not self._ground_is_stale:
             return
         self._moment, self._now = moment, now
+        is_empty = self._source.last is None
+        if is_empty != self._was_empty:
+            self._was_empty, self._ground_is_stale = is_empty, True
         if self.fit(now) or self._ground_is_stale:
             self._draw_ground()
         self._draw_all()
@@ -126,7 +130,7 @@ class TimePlot(QWidget):
         for share, label in self.levels():
             row = min(raster.height - 1, round(share * (raster.height - 1)))
             raster.background[row] = pixel(colours.line)
-            if label:
+            if label and not self._was_empty:  # levels of nothing mean nothing
                 self._draw_label(painter, label, row / ratio)
         painter.end()
         self._ground_is_stale = False
@@ -134,8 +138,8 @@ class TimePlot(QWidget):
     def _draw_label(self, painter: QPainter, label: str, y: float) -> None:
         """A level's label just under its rule, on a wash of the ground so that it can be read over data."""
         colours = theme.current()
-        box = QRectF(painter.fontMetrics().boundingRect(label))
-        box.moveTopLeft(QPointF(2, y + 1))
+        metrics = QFontMetricsF(painter.font())
+        box = QRectF(2, y + 1, metrics.horizontalAdvance(label) + 2, metrics.height())
         wash = QColor(colours.panel)
         wash.setAlphaF(0.72)
         painter.fillRect(box.adjusted(-2, 0, 3, 0), wash)

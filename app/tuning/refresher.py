@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -35,7 +36,7 @@ class Refresher(QObject):
         self.pace = pace or Pace()
         self.num_refreshes = 0
         self._refresh, self._meter, self._clock = refresh, meter, clock
-        self._last_work = clock()
+        self._last_work = -math.inf
         self._is_shown = False
         self._timer = QTimer(self)
         self._timer.setObjectName("tuning.refresh")

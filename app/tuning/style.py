@@ -14,7 +14,7 @@ def dock_stylesheet(t: Theme) -> str:
     QFrame#advice QLabel {{ color: {t.text}; font-size: 12.5px; }}
     QFrame#rule {{ background: {t.line}; border: 0; max-height: 1px; min-height: 1px; }}
     QPushButton[look="tab"] {{ background: transparent; border: 0; border-bottom: 2px solid transparent;
-        border-radius: 0; padding: 9px 2px 8px 2px; color: {t.muted}; }}
+        border-radius: 0; padding: 14px 2px 13px 2px; color: {t.muted}; }}
     QPushButton[look="tab"]:hover {{ color: {t.text}; }}
     QPushButton[look="tab"]:focus {{ border-bottom: 2px solid {t.muted}; }}
     QPushButton[look="tab"]:checked {{ color: {t.text}; font-weight: 600; border-bottom: 2px solid {t.accent}; }}

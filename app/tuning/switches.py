@@ -82,11 +82,9 @@ class Pill(QPushButton):
 class SwitchRow(QWidget):
     """Title and kind of change, one line of effect, the pill; below, when asked for, the explanation."""
 
-    def __init__(
-        self, option: OptionEntry, board: SwitchBoard, is_compact: bool, parent: QWidget | None = None
-    ) -> None:
+    def __init__(self, option: OptionEntry, board: SwitchBoard, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.option, self._board, self._is_compact = option, board, is_compact
+        self.option, self._board = option, board
         self.setObjectName("switch")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.pill = Pill(option, board, self)
@@ -148,7 +146,7 @@ class SwitchRow(QWidget):
 
 
 class Switches(QWidget):
-    """Rows for the whole table (or ``keys`` of it), under the headings of their piles.
+    """Rows for the whole table (or the ``options`` given), under the headings of their piles.
 
     Attributes:
         rows: key -> SwitchRow.
@@ -158,7 +156,6 @@ class Switches(QWidget):
         self,
         board: SwitchBoard,
         options: Iterable[OptionEntry] = OPTIONS,
-        is_compact: bool = False,
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
@@ -170,7 +167,7 @@ class Switches(QWidget):
         for pile in sorted({option.pile for option in chosen}, key=_order_of):
             layout.addWidget(_label("pile", str(pile.value)))
             for option in (option for option in chosen if option.pile is pile):
-                row = SwitchRow(option, board, is_compact, self)
+                row = SwitchRow(option, board, self)
                 self.rows[option.key] = row
                 layout.addWidget(row)
         board.switch_changed.connect(self._on_switch_changed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from app.bridge import EngineBridge
@@ -26,12 +27,14 @@ class FakeChats:
 
 
 class FakeSettings:
-    def __init__(self) -> None:
-        self.updates: list[dict[str, Any]] = []
+    """A settings store of one field that may be anything."""
+
+    def __init__(self, dock_tab: Any = 0) -> None:
+        self.settings = SimpleNamespace(dock_tab=dock_tab)
 
     def update(self, **changes: Any) -> object:
-        self.updates.append(changes)
-        return None
+        self.settings = SimpleNamespace(**changes)
+        return self.settings
 
 
 class DockBench:

@@ -7,11 +7,11 @@ from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QApplication
 
 from app import theme
-from app.tuning.dock import NARROWEST, WIDEST
+from app.tuning.dock import IDLE, NARROWEST, WIDEST, Dock
 from app.tuning.raster import pixel
 from engine.commands import WatchPages
 from engine.events import EngineError, ModelLoadFailed
-from tests.app.dock_bench import DockBench
+from tests.app.dock_bench import DockBench, FakeSettings
 from tests.app.scripted_service import Script
 
 
@@ -47,8 +47,9 @@ def test_records_drive_the_numbers(shown):
     means = shown.dock.figures.now(shown.now).bandwidth_share
     assert live.bandwidth.number == f"{means * 100:.0f}"
     assert live.context.value.startswith("63 of 8,192")
-    assert "98 MB weights" in live.memory.value
+    assert "98 MB weights, " in live.memory.value
     assert "of 189 MB KV" in live.memory.value
+    assert live.process_memory.value.endswith(("MB", "GB"))
     assert not live.rate.is_past
     assert "Reading weights takes" in live.advice.text
 
@@ -184,13 +185,22 @@ def test_the_dock_has_one_timer_and_says_what_it_costs(shown, qtbot):
     shown.dock.refresher.note_work()
     with qtbot.waitSignal(shown.dock.refresher.refreshed):
         shown.now += 1.1
-    assert "% of one core" in shown.dock.cost.text()
+    assert "% of one core, " in shown.dock.cost.text()
 
 
 def test_width_is_limited(bench):
     assert bench.dock.minimumWidth() == NARROWEST == 320
     assert bench.dock.maximumWidth() == WIDEST == 560
     assert bench.dock.live.minimumSizeHint().width() <= NARROWEST - 40 - 11
+
+
+@pytest.mark.parametrize(("kept", "shown"), [(1, 1), (0, 0), (7, 0), ("Live", 0), (None, 0)])
+def test_the_tab_is_remembered(qtbot, bench, kept, shown):
+    dock = Dock(bench.bridge, None, FakeSettings(kept))
+    qtbot.addWidget(dock)
+    assert dock._pages.currentIndex() == shown
+    dock._tabs.button(1 - shown).click()
+    assert dock._settings.settings.dock_tab == 1 - shown
 
 
 def test_theme_change_restyles(shown, qapp):
@@ -228,7 +238,11 @@ def test_an_idle_script_is_no_work(qtbot):
     bench = DockBench(qtbot, Script(reply_tokens=5))
     bench.dock.show()
     bench.load()
+    assert not bench.dock.refresher.is_running
+    bench.chat()
+    bench.steps(10)
+    assert bench.dock.refresher.is_running
     bench.now += 100
-    bench.dock.refresher.refresh_now()
     qtbot.waitUntil(lambda: not bench.dock.refresher.is_running, timeout=3000)
+    assert bench.dock.cost.text() == IDLE
     bench.close()

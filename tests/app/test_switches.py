@@ -197,16 +197,6 @@ def test_a_change_made_elsewhere_is_shown_too(bench):
     assert row(bench, "max_batch").pill.text() == "4"
 
 
-def test_changed_switches_are_remembered(bench, qtbot):
-    bench.load()
-    click(qtbot, bench, "prefix")
-    bench.steps()
-    assert bench.settings.updates == [{"options": {"prefix": "off"}}]
-    click(qtbot, bench, "prefix")
-    bench.steps()
-    assert bench.settings.updates[-1] == {"options": {}}
-
-
 def test_effects_speak_of_this_machine(bench):
     bench.load()
     for _ in range(3):
