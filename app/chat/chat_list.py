@@ -105,10 +105,10 @@ class ChatListModel(QAbstractListModel):
     def row(self, index: Index) -> Row | None:
         return self._rows[index.row()] if index.isValid() and index.row() < len(self._rows) else None
 
-    def index_of(self, chat_id: str) -> QModelIndex:
-        """The first row of a chat; an invalid index when it is not shown."""
+    def index_of(self, chat_id: str, message_id: str | None = None) -> QModelIndex:
+        """The row of a chat (or of a message found in it); an invalid index when it is not shown."""
         for i, row in enumerate(self._rows):
-            if row.chat_id == chat_id and chat_id:
+            if chat_id and (row.chat_id, row.message_id) == (chat_id, message_id):
                 return self.index(i)
         return QModelIndex()
 

@@ -78,10 +78,13 @@ class Sidebar(QWidget):
         else:
             rows = chat_rows(self._controller.chats(), datetime.now())
         bar = self._list.verticalScrollBar()
-        at = bar.value()
+        at, current = bar.value(), self._model.row(self._list.currentIndex())
         self._model.show_rows(rows)
         bar.setValue(at)
-        self._select_open()
+        if current is not None and self._list.hasFocus():
+            self._list.setCurrentIndex(self._model.index_of(current.chat_id, current.message_id))
+        else:
+            self._select_open()
         self._empty.setVisible(not rows)
 
     # ---- building
@@ -143,12 +146,15 @@ class Sidebar(QWidget):
         row = self._model.row(index)
         if row is None or not row.chat_id:
             return
-        if row.message_id is not None:
-            self._controller.reveal(row.chat_id, row.message_id)
-        self.set_open_chat(row.chat_id)
+        if row.message_id is None:
+            self.set_open_chat(row.chat_id)
+            self.chat_chosen.emit(row.chat_id)
+            return
+        self._controller.reveal(row.chat_id, row.message_id)
+        self._open_chat = row.chat_id
+        self._list.viewport().update()
         self.chat_chosen.emit(row.chat_id)
-        if row.message_id is not None:
-            self.message_chosen.emit(row.chat_id, row.message_id)
+        self.message_chosen.emit(row.chat_id, row.message_id)
 
     def _show_menu(self, at: QPoint) -> None:
         menu = self._menu_for(self._list.indexAt(at))
@@ -164,7 +170,7 @@ class Sidebar(QWidget):
         chat_id = row.chat_id
         if not row.snippet:
             menu.addAction("Rename", lambda: self._rename(self._model.index_of(chat_id)))
-        menu.addAction("Delete", lambda: self._delete(self._model.index_of(chat_id)))
+        menu.addAction("Delete chat" if row.snippet else "Delete", lambda: self._delete_chat(chat_id, row.title))
         return menu
 
     def _rename(self, index: QModelIndex) -> None:
@@ -176,8 +182,11 @@ class Sidebar(QWidget):
         row = self._model.row(index)
         if row is None or not row.chat_id:
             return
-        self._controller.delete(row.chat_id)
-        self._undo_bar.offer(row.chat_id, row.title)
+        self._delete_chat(row.chat_id, row.title)
+
+    def _delete_chat(self, chat_id: str, title: str) -> None:
+        self._controller.delete(chat_id)
+        self._undo_bar.offer(chat_id, title)
         self._undo_timer.start()
         if self._search.text():
             self.refresh()
@@ -210,7 +219,7 @@ class Sidebar(QWidget):
         index = self._model.index_of(self._open_chat)
         if not index.isValid():
             self._list.clearSelection()
-        elif not self._list.hasFocus():
+        else:
             self._list.setCurrentIndex(index)
 
     def _on_theme_changed(self, _theme: object) -> None:
