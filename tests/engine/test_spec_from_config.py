@@ -270,7 +270,7 @@ def test_end_of_text_is_the_union_of_both_files() -> None:
     assert spec_from_config(config, "tiny", {"eos_token_id": [7, 5, 9]}).eos_token_ids == (5, 7, 9)
     assert spec_from_config(config, "tiny", {"eos_token_id": None}).eos_token_ids == (5,)
     assert spec_from_config(config | {"eos_token_id": None}, "tiny").eos_token_ids == ()
-    with pytest.raises(ValueError, match="generation_config.json: 'eos_token_id' is 'stop'"):
+    with pytest.raises(ValueError, match=r"generation_config.json: 'eos_token_id' is 'stop'"):
         spec_from_config(config, "tiny", {"eos_token_id": "stop"})
 
 
@@ -301,7 +301,7 @@ def test_encoder_made_of_gemma_is_left_to_others() -> None:
     ],
 )
 def test_wrong_field_is_named_with_what_it_should_be(change: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match="config.json") as caught:
+    with pytest.raises(ValueError, match=r"config.json") as caught:
         spec_from_config(SIZES | {"model_type": "smollm3"} | change, "tiny")
     assert words in str(caught.value)
 
@@ -321,7 +321,7 @@ def test_share_of_a_head_that_cannot_rotate_is_refused() -> None:
 
 def test_longrope_list_of_wrong_length_is_named() -> None:
     broken = SIZES | CONFIGS["phi3 128k"] | {"rope_scaling": PHI_LONG | {"long_factor": LONG[:3]}}
-    with pytest.raises(ValueError, match="'long_factor' is .* should be a list of 8 numbers"):
+    with pytest.raises(ValueError, match=r"'long_factor' is .* should be a list of 8 numbers"):
         spec_from_config(broken, "tiny")
 
 

@@ -101,7 +101,7 @@ def test_rope_factor_tensors_win_over_keys() -> None:
 
 
 def test_rope_factors_of_the_wrong_length_are_named() -> None:
-    with pytest.raises(ValueError, match="rope_freqs.weight should hold 4 factors"):
+    with pytest.raises(ValueError, match=r"rope_freqs.weight should hold 4 factors"):
         _spec(_metadata("llama", rope__dimension_count=8), "rope_freqs.weight")
 
 
@@ -109,7 +109,7 @@ def test_rope_factors_of_the_wrong_length_are_named() -> None:
     "keys", [{"rope__dimension_count": 15}, {"rope__dimension_count": 18}, {"embedding_length": 60}]
 )
 def test_rotation_of_half_a_pair_or_beyond_the_head_is_refused(keys: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="'rope.dimension_count' is"):
+    with pytest.raises(ValueError, match=r"'rope.dimension_count' is"):
         _spec(_metadata("llama", **keys))
 
 

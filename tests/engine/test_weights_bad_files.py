@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import struct
@@ -179,7 +180,7 @@ def test_gguf_without_a_head_per_layer_list_that_agrees_is_fine(tmp_path: Path) 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("place", [0, -1])
 def test_weights_that_are_no_numbers_are_named_when_read(bad: float, place: int, tmp_path: Path) -> None:
-    model = tiny_models.make_model("qwen3")
+    model = copy.deepcopy(tiny_models.make_model("qwen3"))
     model.model.layers[2].mlp.down_proj.weight.data.view(-1)[place] = bad
     model.save_pretrained(tmp_path / "folder")
     path = gguf_files.write_gguf(tmp_path / "model.gguf", model)
@@ -193,7 +194,7 @@ def test_weights_that_are_no_numbers_are_named_when_read(bad: float, place: int,
 
 
 def test_large_fp16_weights_whose_sum_overflows_are_not_called_damaged(tmp_path: Path) -> None:
-    model = tiny_models.make_model("qwen3").half()
+    model = copy.deepcopy(tiny_models.make_model("qwen3")).half()
     model.model.layers[0].mlp.down_proj.weight.data.fill_(60000.0)
     model.save_pretrained(tmp_path)
     assert open_source(tmp_path).read("layers.0.mlp_out").max() == 60000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from pathlib import Path
@@ -137,7 +138,7 @@ def test_shards_read_the_same_as_one_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_keeps_its_dtype_and_norms_are_fp32(dtype: torch.dtype, tmp_path: Path) -> None:
-    model = tiny_models.make_model("gemma3").to(dtype)
+    model = copy.deepcopy(tiny_models.make_model("gemma3")).to(dtype)
     model.save_pretrained(tmp_path)
     source = open_source(tmp_path)
     assert source.stored_format == f"safetensors {str(dtype).removeprefix('torch.')}"
