@@ -289,9 +289,13 @@ class ChatStore:
         self._point(conversation_id, message.parent_id, message.message_id)
 
     def _settle(self, message_id: str, text: str, state: MessageState, error: str, stats: MessageStats | None) -> None:
-        row = self._connection.execute("SELECT seq, state FROM message WHERE message_id = ?", (message_id,)).fetchone()
-        if row is None or row["state"] != "streaming":  # settled before; a finished text never changes
+        row = self._connection.execute(
+            "SELECT seq, state, text FROM message WHERE message_id = ?", (message_id,)
+        ).fetchone()
+        if row is None or row["state"] not in ("streaming", "interrupted"):  # a finished text never changes
             return
+        if row["state"] == "interrupted":  # by a second window that opened this file; the reply went on here
+            self._unindex(row["seq"], row["text"])
         self._connection.execute(
             "UPDATE message SET text = ?, state = ?, error = ?, stats = ? WHERE seq = ?",
             (text, state, error, stats_text(stats), row["seq"]),
@@ -301,6 +305,11 @@ class ChatStore:
 
     def _index(self, seq: int, text: str) -> None:
         self._connection.execute("INSERT INTO message_index (rowid, text) VALUES (?, ?)", (seq, text))
+
+    def _unindex(self, seq: int, text: str) -> None:
+        self._connection.execute(
+            "INSERT INTO message_index (message_index, rowid, text) VALUES ('delete', ?, ?)", (seq, text)
+        )
 
     def _point(self, conversation_id: str, parent_id: str | None, child_id: str) -> None:
         if parent_id is None:

@@ -110,6 +110,21 @@ def test_a_settled_reply_never_changes_its_text(store: ChatStore) -> None:
     assert store.messages("c")[1].stats == MessageStats(3)
 
 
+def test_a_second_window_on_the_same_file_loses_nothing(store: ChatStore) -> None:
+    _, reply = ask(store)
+    store.append_text(reply, 0, "the beginning")
+    second = ChatStore(store.path)  # takes the streaming reply for one that a crash cut off
+    assert second.messages("c")[1].state == "interrupted"
+    store.append_text(reply, 1, " and more")
+    store.finish_reply(reply, "the whole reply", "done")
+    assert [(record.state, record.text) for record in second.messages("c")][1] == ("done", "the whole reply")
+    assert second.search("beginning") == []
+    assert [hit.message_id for hit in second.search("whole")] == [reply]
+    ask(second, 1, parent="a0")
+    assert len(store.messages("c")) == 4
+    second.close()
+
+
 def test_a_failed_transaction_leaves_nothing_behind(store: ChatStore) -> None:
     ask(store)
     with pytest.raises(StoreError, match="Your message was not sent"):
