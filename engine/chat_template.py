@@ -40,7 +40,11 @@ class ChatTemplate:
         self._render_seconds = render_seconds
         self._base_chars = base_chars
         self._timeouts = 0
-        self._worker: _Worker | None = _Worker(source)
+        self._worker: _Worker | None = None
+        try:
+            self._worker = _Worker(source)
+        except OSError as error:  # the model is still of use for plain text; a conversation will say what is wrong
+            _log.warning("the chat template helper did not start: %s", error)
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any], add_generation_prompt: bool) -> str:
         """The text for ``messages``. Raises ValueError in plain words; TemplateRefusedError if the template said no."""
@@ -68,9 +72,9 @@ class ChatTemplate:
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._timeouts >= _MAX_TIMEOUTS:
             raise ValueError(f"The model's chat template ran into its time limit repeatedly. {_REMEDY}")
-        if self._worker is None:
-            self._worker = _Worker(self.source)
         try:
+            if self._worker is None:
+                self._worker = _Worker(self.source)
             answer = self._worker.ask(request, self._render_seconds)
         except TimeoutError:
             self._timeouts += 1
@@ -78,6 +82,8 @@ class ChatTemplate:
             raise ValueError(
                 f"The model's chat template did not finish within {self._render_seconds:g} seconds. {_REMEDY}"
             ) from None
+        except OSError as error:
+            return {"error": f"its helper process could not be started ({error})"}
         except _WorkerEndedError as ended:
             self.close()
             return {"error": str(ended)}

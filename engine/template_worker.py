@@ -88,10 +88,12 @@ def render(template: jinja2.Template, context: dict[str, Any], max_chars: int) -
 
 def _limit_memory() -> None:
     """Where the system can: make a template that asks for gigabytes fail instead of starving the machine."""
-    if sys.platform != "win32":
+    if sys.platform == "linux":  # Windows has no such call, macOS refuses it; there the time limit alone holds
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit = _MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(_MEMORY_BYTES, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 def _answer(value: dict[str, Any]) -> None:

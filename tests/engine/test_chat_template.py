@@ -128,6 +128,16 @@ def test_no_process_outlives_its_template() -> None:
     assert process.poll() is not None
 
 
+def test_a_machine_that_starts_no_process_gets_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nonexistent/python")
+    template = ChatTemplate("x")
+    with pytest.raises(ValueError, match="could not be started"):
+        template.render(CONVERSATION, {}, True)
+    monkeypatch.undo()
+    assert template.render(CONVERSATION, {}, True) == "x"
+    template.close()
+
+
 def test_large_conversations_fit_through(opened: list[ChatTemplate]) -> None:
     opened.append(ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}"))
     long = (Message("user", "é🎉\n" * 400_000),)

@@ -123,3 +123,16 @@ def test_ids_are_checked(starter: TextCodec) -> None:
     assert starter.encode("") == []
     with pytest.raises(ValueError, match="49152"):
         starter.encode((49152,))
+
+
+@pytest.mark.slow
+def test_gemma_equals_transformers_reading_the_same_file(gemma: TextCodec, gemma_path: Path) -> None:
+    """transformers builds its own GemmaTokenizer from the file; both must cut a page of mixed text alike."""
+    from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+
+    architecture, tokenizer_dict, _ = get_gguf_tokenizer(str(gemma_path))
+    truth, _ = convert_gguf_tokenizer(architecture, tokenizer_dict)
+    page = Path(__file__).read_text(encoding="utf-8") + SCRIPTS
+    for start in range(0, len(page), 97):
+        text = page[start : start + 97].replace("<", "(")  # transformers does not know which tokens are control
+        assert gemma.encode(text)[1:] == truth.encode(text, add_special_tokens=False).ids, text
