@@ -28,6 +28,7 @@ from engine.service import EngineService
 logger = logging.getLogger(__name__)
 
 MakeService = Callable[[Callable[[], None]], Service]
+FIRST_LOAD_MILLISECONDS = 120
 NOT_ENDED = "The engine thread did not end in time; the process ends without it."
 
 
@@ -100,7 +101,8 @@ def build(
         part.setParent(window)
     _open_first_chat(window, controller, kept)
     _say_troubles(window, controller, kept)
-    QTimer.singleShot(0, window, lambda: window.chooser.load(model or kept.settings.model_source))
+    # Importing torch holds the interpreter for seconds, even on its own thread: the window is painted first.
+    QTimer.singleShot(FIRST_LOAD_MILLISECONDS, window, lambda: window.chooser.load(model or kept.settings.model_source))
     return app, window
 
 
