@@ -21,6 +21,7 @@ from app.chat.sidebar import Sidebar
 from app.library import catalog
 from app.paths import Paths, find_paths
 from app.settings import SettingsStore
+from app.starter_fetch import StarterFetch
 from app.store import ChatStore
 from app.window import MainWindow
 from engine.service import EngineService
@@ -39,8 +40,10 @@ class Lifetime:
         has_ended: the engine thread is gone; None before shutdown.
     """
 
-    def __init__(self, bridge: EngineBridge, controller: ChatController, panels: Sequence[QWidget]) -> None:
-        self._bridge, self._controller, self._panels = bridge, controller, panels
+    def __init__(
+        self, bridge: EngineBridge, controller: ChatController, fetch: StarterFetch, panels: Sequence[QWidget]
+    ) -> None:
+        self._bridge, self._controller, self._fetch, self._panels = bridge, controller, fetch, panels
         self.has_ended: bool | None = None
 
     def shut_down(self) -> None:
@@ -49,6 +52,7 @@ class Lifetime:
             return
         for panel in self._panels:
             panel.close()
+        self._fetch.close()
         try:
             self._controller.close()
         finally:
@@ -94,7 +98,7 @@ def build(
     window = MainWindow(
         controller, bridge, dock, kept, sidebar=sidebar, verdict=verdict, list_models=lambda: catalog.models()
     )
-    lifetime = Lifetime(bridge, controller, (dock, verdict, sidebar, window.panel.view))
+    lifetime = Lifetime(bridge, controller, window.chooser.fetch, (dock, verdict, sidebar, window.panel.view))
     window.on_close = lifetime.shut_down
     window.lifetime = lifetime
     for part in (bridge, controller):

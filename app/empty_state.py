@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLabel, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from app import theme as look
 
@@ -84,11 +84,14 @@ class EmptyState(QWidget):
         row = QPushButton(self)
         row.setProperty("look", "example")
         row.setAccessibleName(f"{text} {note}")
+        row.setToolTip(text)
         lines = QVBoxLayout(row)
         lines.setContentsMargins(14, 10, 14, 10)
         lines.setSpacing(2)
         for words, kind in ((text, ""), (note, "muted")):
             label = _words(words, kind, row)
+            label.setWordWrap(False)
+            label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
             label.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
             if kind:
                 label.setFont(look.font(12))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from PySide6.QtCore import QObject, QPoint, Qt, Signal
@@ -18,10 +19,12 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme as look
+from app.library.starter import find_starter
 from app.model_pill import ModelPill
 from app.notice import Notice
 from app.settings import SettingsStore
-from engine.events import ModelInfo, ModelLoaded, ModelLoadFailed, ModelLoading, OptionsApplied
+from app.starter_fetch import StarterFetch
+from engine.events import EngineError, ModelInfo, ModelLoaded, ModelLoadFailed, ModelLoading, OptionsApplied
 
 if TYPE_CHECKING:
     from app.bridge import EngineBridge
@@ -54,6 +57,7 @@ class ModelChooser(QObject):
         state_changed: a model was loaded, a load began, went on, failed or was cancelled.
 
     Attributes:
+        find_starter: where the starter lies, or None; tests replace it.
         info: the model in use; None before the first and after a failed load that cost us the one before.
     """
 
@@ -73,15 +77,22 @@ class ModelChooser(QObject):
         self.stage = ""  # of the load that runs; empty when none does
         self._asked = ""
         self._options: Mapping[str, str] = {}
+        self._last_error = ""
+        self.find_starter: Callable[[], Path | None] = find_starter
         self.pill = ModelPill(parent)
         self.popup = ModelPopup(list_models, self._recent, parent)
         self.pill.clicked.connect(self.open)
-        self.popup.chosen.connect(self.load)
-        self.popup.cancel_requested.connect(bridge.cancel_load)
+        self.popup.chosen.connect(self.choose)
+        self.popup.cancel_requested.connect(self.cancel)
         bridge.model_loading.connect(self._on_model_loading)
         bridge.model_loaded.connect(self._on_model_loaded)
         bridge.model_load_failed.connect(self._on_model_load_failed)
         bridge.options_applied.connect(self._on_options_applied)
+        bridge.engine_failed.connect(self._on_engine_failed)
+        self.fetch = StarterFetch(parent=self)
+        self.fetch.progressed.connect(self._on_fetch_progressed)
+        self.fetch.fetched.connect(self._on_fetched)
+        self.fetch.failed.connect(self._on_fetch_failed)
         self._show()
 
     @property
@@ -96,14 +107,53 @@ class ModelChooser(QObject):
     def open(self) -> None:
         self.popup.open_below(self.pill)
 
+    def choose(self, source: str) -> None:
+        """Load what the user picked; the starter is fetched first when it has to be."""
+        if source == STARTER:
+            self.get_starter()
+        else:
+            self.load(source)
+
     def load(self, source: str) -> None:
         """Load ``source`` with the switches that the settings remember. Chats stay usable meanwhile."""
         self._notice.hide()
         self._asked = source
-        self.stage = "Opening the model"
         self._bridge.load_model(source, self._settings.settings.options)
-        self.popup.show_loading(self.stage, 0.0)
-        self.pill.show_loading(self.stage, 0.0)
+        self._show_progress("Opening the model", 0.0)
+
+    def cancel(self) -> None:
+        """End the load, or the fetch before it."""
+        if self.fetch.is_running:
+            self.fetch.cancel()
+        else:
+            self._bridge.cancel_load()
+
+    def get_starter(self) -> None:
+        """Load the starter; fetch it first when it is not on this machine."""
+        if self.find_starter() is not None:
+            self.load(STARTER)
+            return
+        self._notice.hide()
+        self.fetch.start()
+        self._show_progress("Fetching the starter", 0.0)
+
+    def _on_fetch_progressed(self, stage: str, fraction: float) -> None:
+        if self.fetch.is_running:
+            self._show_progress(stage, fraction)
+
+    def _on_fetched(self) -> None:
+        self.load(STARTER)
+
+    def _on_fetch_failed(self, message: str) -> None:
+        self.stage = ""
+        if message:
+            self._notice.say(message, "Try again", self.get_starter)
+        self._show()
+
+    def _show_progress(self, stage: str, fraction: float) -> None:
+        self.stage = stage or "Loading"
+        self.popup.show_loading(self.stage, fraction)
+        self.pill.show_loading(self.stage, fraction)
         self.state_changed.emit()
 
     def _recent(self) -> Sequence[str]:
@@ -117,13 +167,11 @@ class ModelChooser(QObject):
     def _on_model_loading(self, event: ModelLoading) -> None:
         if not self.stage and self.info is None:
             return  # the last words of a load that was cancelled
-        self.stage = event.stage or "Loading"
-        self.popup.show_loading(self.stage, event.fraction)
-        self.pill.show_loading(self.stage, event.fraction)
-        self.state_changed.emit()
+        self._show_progress(event.stage, event.fraction)
 
     def _on_model_loaded(self, event: ModelLoaded) -> None:
         self.info, self._options, self.stage = event.info, event.options, ""
+        self._last_error = ""
         self._remember(event.info.source or self._asked)
         self._show()
 
@@ -137,8 +185,19 @@ class ModelChooser(QObject):
         if not event.kept:
             self.info = None
         kept = f" {self.info.name} stays loaded." if self.info else ""
-        self._notice.say(event.message + kept, "Choose another model", self.open)
+        is_missing_starter = event.source == STARTER and self.find_starter() is None
+        if is_missing_starter:
+            words = "The starter model is not on this machine yet. It is about 100 MB."
+            self._notice.say(words, "Get the starter", self.get_starter)
+        else:
+            self._notice.say(event.message + kept, "Choose another model", self.open)
         self._show()
+
+    def _on_engine_failed(self, event: EngineError) -> None:
+        """Something that belongs to no single reply. The same words are not shown over and over."""
+        if event.message != self._last_error:
+            self._last_error = event.message
+            self._notice.say(event.message)
 
     def _show(self) -> None:
         self.popup.show_idle()

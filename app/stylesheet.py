@@ -13,7 +13,8 @@ def stylesheet(theme: Theme) -> str:
 def _grounds(t: Theme) -> str:
     return f"""
     QMainWindow, QWidget#centre {{ background: {t.background}; }}
-    QWidget#sidebar, QWidget#dock {{ background: {t.panel}; }}
+    QWidget#sidebar, QWidget#dock_holder {{ background: {t.panel}; }}
+    QWidget#dock_holder[overlay="true"] {{ border-left: 1px solid {t.line}; }}
     QWidget#topbar {{ background: {t.background}; border-bottom: 1px solid {t.line}; }}
     QSplitter::handle {{ background: {t.line}; }}
     QLabel[look="muted"] {{ color: {t.muted}; }}

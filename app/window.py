@@ -87,7 +87,7 @@ class MainWindow(QMainWindow):
 
     def _make_dock(self, content: QWidget) -> QWidget:
         holder = QWidget(self)
-        holder.setObjectName("dock")
+        holder.setObjectName("dock_holder")
         holder.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         holder.setMinimumWidth(DOCK_NARROWEST)
         holder.setMaximumWidth(DOCK_WIDEST)
@@ -128,8 +128,8 @@ class MainWindow(QMainWindow):
         self.dock_button = self._bar_button("dock", "Live panel (Ctrl+J)")
         self.dock_button.clicked.connect(self.toggle_dock)
         row = QHBoxLayout(bar)
-        row.setContentsMargins(10, 0, 10, 0)
-        row.setSpacing(8)
+        row.setContentsMargins(8, 0, 8, 0)
+        row.setSpacing(5)
         row.addWidget(self.menu_button)
         row.addWidget(self.chooser.pill)
         row.addStretch(1)
@@ -218,8 +218,8 @@ class MainWindow(QMainWindow):
         self.dock.setVisible(is_shown)
         self.splitter.refresh()  # counts handles anew, before sizes are given out
         self._reserve()
-        if not self._is_overlay:
-            self._set_dock_width(self._dock_width if is_shown else 0)  # lays out at once: one step, no jump between
+        beside = self._dock_width if is_shown and not self._is_overlay else 0
+        self._set_dock_width(beside)  # lays out at once: one step, no jump between
         self.panel.place()
         self.actions_by_key["dock"].setChecked(is_shown)
         self._place_overlay()
@@ -243,7 +243,9 @@ class MainWindow(QMainWindow):
         self._is_overlay = is_overlay
         if is_overlay:
             self.dock.setParent(self)
+            self.dock.setProperty("overlay", True)
         else:
+            self.dock.setProperty("overlay", False)
             self.splitter.addWidget(self.dock)
             self.splitter.setStretchFactor(2, 0)
         self._show_dock(not is_overlay and self._wants_dock)

@@ -185,7 +185,7 @@ def _rows(
     key, role = message.message_id, message.role
     rows = [Row(key, role, kind, _gap(blocks, i, kind), blocks[i]) for i in range(start, len(blocks))]
     if not blocks and message.state == "streaming":
-        rows.append(Row(key, role, RowKind.WAITING, 6))
+        rows.append(Row(key, role, RowKind.WAITING, 2))
     if message.error:
         rows.append(Row(key, role, RowKind.ERROR, 12, text=message.error))
     branch = f"{message.branch_index + 1} of {message.branch_count}" if message.branch_count > 1 else ""
@@ -197,7 +197,7 @@ def _gap(blocks: Sequence[Block], index: int, kind: RowKind) -> int:
     """Pixels above a block: more before headings, less inside a list, none inside a cut block."""
     block = blocks[index]
     if index == 0:
-        return 18 if kind is RowKind.USER else 6
+        return 18 if kind is RowKind.USER else 2
     if block.continues:
         return 0
     before = blocks[index - 1]

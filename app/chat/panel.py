@@ -11,7 +11,7 @@ from app.chat.controller import ChatController
 from app.chat.conversation import MessageView
 from app.chat.view import ChatView
 from app.empty_state import EmptyState
-from app.model_chooser import STARTER, ModelChooser
+from app.model_chooser import ModelChooser
 from app.notice import Notice
 from app.store.records import MessageStats
 
@@ -83,7 +83,7 @@ class ChatPanel(QWidget):
         view.edit_requested.connect(self.begin_edit)
         view.branch_requested.connect(lambda mid, index: self._controller.choose_branch(self.chat_id, mid, index))
         empty.example_chosen.connect(self.send)
-        empty.starter_requested.connect(lambda: self._chooser.load(STARTER))
+        empty.starter_requested.connect(self._chooser.get_starter)
         empty.file_requested.connect(self._chooser.popup.open_file)
         empty.folder_requested.connect(self._chooser.popup.open_folder)
 

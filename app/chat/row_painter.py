@@ -210,7 +210,7 @@ def _padding(row: Row) -> tuple[float, float, float]:
     """Left and right, top, bottom. A part cut from a longer block has no padding at the cut."""
     block = row.block
     if row.kind is RowKind.ERROR:
-        return ERROR_PAD + 3, ERROR_PAD - 2, ERROR_PAD - 2
+        return ERROR_PAD + 3, ERROR_PAD - 2, ERROR_PAD - 7
     if block is None:
         return 0, 0, 0
     if row.kind is RowKind.USER:

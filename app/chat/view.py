@@ -103,7 +103,8 @@ class ChatView(RowArea):
         row = self.transcript.rows[index]
         self._paint_copy(painter, row, top)
         if self._chosen and row.message_id == self._chosen and self.hasFocus():
-            mark = QRectF(self._column.left - 12, top + row.gap, 2, self._heights.height(index) - row.gap)
+            gap = row.gap if index == self.transcript.rows_range(self._chosen).start else 0
+            mark = QRectF(self._column.left - 12, top + gap, 2, self._heights.height(index) - gap)
             painter.fillRect(mark, QColor(look.current().accent))
 
     def _shown_row(self, row: Row) -> Row:

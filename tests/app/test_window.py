@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -205,6 +206,68 @@ def test_recent_models_are_remembered(open_window: Open) -> None:
     parts.load()
     assert list(parts.window.chooser._recent()) == ["starter"]
     assert parts.settings.settings.model_source == "starter"
+
+
+def test_a_missing_starter_is_fetched_and_then_loaded(open_window: Open, qtbot: QtBot) -> None:
+    parts = open_window()
+    chooser = parts.window.chooser
+    chooser.find_starter = lambda: None
+    seen: list[str] = []
+
+    def fetch(_folder, progress, cancelled):
+        progress("Fetching SmolLM2", 0.5)
+        while not seen:
+            time.sleep(0.01)
+        return Path("starter.gguf")
+
+    chooser.fetch._fetch = fetch
+    parts.window.panel.empty.sources[0].click()
+    qtbot.waitUntil(lambda: chooser.pill.words == "Fetching SmolLM2 50%", timeout=3000)
+    assert not parts.services  # nothing was loaded yet
+    seen.append("go on")
+    qtbot.waitUntil(lambda: bool(parts.services), timeout=3000)
+    parts.run()
+    assert chooser.info is not None
+
+
+def test_a_fetch_that_fails_says_why_and_a_cancelled_one_says_nothing(open_window: Open, qtbot: QtBot) -> None:
+    parts = open_window()
+    chooser = parts.window.chooser
+    chooser.find_starter = lambda: None
+
+    def offline(_folder, progress, cancelled):
+        raise ValueError("This machine is offline. Connect it and try again.")
+
+    chooser.fetch._fetch = offline
+    chooser.get_starter()
+    qtbot.waitUntil(lambda: not chooser.is_loading, timeout=3000)
+    assert parts.window.notice.words.text() == "This machine is offline. Connect it and try again."
+    assert parts.window.notice.remedy.text() == "Try again"
+
+    def endless(_folder, progress, cancelled):
+        while not cancelled():
+            time.sleep(0.01)
+        raise ValueError("cancelled")
+
+    chooser.fetch._fetch = endless
+    parts.window.notice.remedy.click()
+    assert chooser.is_loading
+    chooser.popup.cancel.click()
+    qtbot.waitUntil(lambda: not chooser.is_loading, timeout=3000)
+    assert not parts.window.notice.isVisible()
+
+
+def test_an_engine_error_is_said_once(open_window: Open) -> None:
+    parts = open_window()
+    parts.load()
+    notice = parts.window.notice
+    parts.service.fail("The template of this model cannot render the chat.")
+    parts.bridge._drain()
+    assert notice.isVisible()
+    notice.close_button.click()
+    parts.service.fail("The template of this model cannot render the chat.")
+    parts.bridge._drain()
+    assert not notice.isVisible()
 
 
 # ---- replies

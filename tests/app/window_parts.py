@@ -63,7 +63,8 @@ def make_window(folder: Path, script: Script | None = None, threaded: bool = Fal
     dock, verdict = Dock(bridge, controller, settings), VerdictLabel(bridge)
     sidebar = Sidebar(controller)
     window = MainWindow(controller, bridge, dock, settings, sidebar, verdict, list)
-    lifetime = Lifetime(bridge, controller, (dock, verdict, sidebar, window.panel.view))
+    window.chooser.find_starter = lambda: folder / "starter.gguf"  # no test fetches anything
+    lifetime = Lifetime(bridge, controller, window.chooser.fetch, (dock, verdict, sidebar, window.panel.view))
     window.on_close, window.lifetime = lifetime.shut_down, lifetime
     bridge.setParent(window)
     controller.setParent(window)

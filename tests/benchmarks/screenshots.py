@@ -57,7 +57,11 @@ class Shot:
 
 
 SHOTS = (
-    *(Shot(f"chat-{theme}-{w}", "chat", theme, w, h) for theme in ("dark", "light") for w, h in ((1280, 800), (1440, 900), (2560, 1440))),
+    *(
+        Shot(f"chat-{theme}-{w}", "chat", theme, w, h)
+        for theme in ("dark", "light")
+        for w, h in ((1280, 800), (1440, 900), (2560, 1440))
+    ),
     *(Shot(f"chat-{theme}-1280-at-150", "chat", theme, 1280, 800, 1.5) for theme in ("dark", "light")),
     *(Shot(f"top-{theme}", "top", theme, 1280, 800) for theme in ("dark", "light")),
     Shot("narrow-dark", "chat", "dark", 860, 700),
@@ -96,7 +100,7 @@ def take(shot: Shot, folder: Path) -> None:
     parts.window.close()
 
 
-def _chat(parts):  # noqa: ANN001, ANN202
+def _chat(parts):
     from PySide6.QtTest import QTest
 
     parts.load()
@@ -110,31 +114,31 @@ def _chat(parts):  # noqa: ANN001, ANN202
         QTest.qWait(30)
 
 
-def _top(parts):  # noqa: ANN001, ANN202
+def _top(parts):
     _chat(parts)
     parts.window.panel.view.verticalScrollBar().setValue(0)
 
 
-def _narrow_dock(parts):  # noqa: ANN001, ANN202
+def _narrow_dock(parts):
     _chat(parts)
     parts.window.toggle_dock()
 
 
-def _no_dock(parts):  # noqa: ANN001, ANN202
+def _no_dock(parts):
     _chat(parts)
     parts.window.toggle_dock()
 
 
-def _empty(parts):  # noqa: ANN001, ANN202
+def _empty(parts):
     parts.load()
 
 
-def _no_model(parts):  # noqa: ANN001, ANN202
+def _no_model(parts):
     parts.window.panel.composer.set_text("Hello")
     parts.window.panel.send("Hello")
 
 
-def _failed(parts):  # noqa: ANN001, ANN202
+def _failed(parts):
     from PySide6.QtCore import Qt
     from PySide6.QtTest import QTest
 
@@ -151,15 +155,19 @@ def _failed(parts):  # noqa: ANN001, ANN202
     QTest.keyClick(view, Qt.Key.Key_Up, Qt.KeyboardModifier.AltModifier)
 
 
-def _popup(parts):  # noqa: ANN001, ANN202
+def _popup(parts):
     from types import SimpleNamespace
 
     parts.load()
     chooser = parts.window.chooser
     listed = [
-        SimpleNamespace(name="starter", title="SmolLM2 135M Instruct", format="GGUF Q4_1", num_bytes=98_000_000, problem=""),
+        SimpleNamespace(
+            name="starter", title="SmolLM2 135M Instruct", format="GGUF Q4_1", num_bytes=98_000_000, problem=""
+        ),
         SimpleNamespace(name="gemma", title="Gemma 3 270M", format="GGUF Q4_K_M", num_bytes=253_000_000, problem=""),
-        SimpleNamespace(name="broken", title="broken.gguf", format="", num_bytes=0, problem="The file is empty. Fetch it again."),
+        SimpleNamespace(
+            name="broken", title="broken.gguf", format="", num_bytes=0, problem="The file is empty. Fetch it again."
+        ),
     ]
     chooser.popup._list_models = lambda: listed
     chooser.popup.show_loading("Reading weights", 0.43)
@@ -167,7 +175,7 @@ def _popup(parts):  # noqa: ANN001, ANN202
     return chooser.popup
 
 
-def _loading(parts):  # noqa: ANN001, ANN202
+def _loading(parts):
     parts.window.chooser.load("starter")
     parts.window.panel.send(QUESTION)
     from engine.events import ModelLoading
@@ -175,17 +183,17 @@ def _loading(parts):  # noqa: ANN001, ANN202
     parts.bridge.model_loading.emit(ModelLoading("Reading weights", 0.43))
 
 
-def _selected(parts):  # noqa: ANN001, ANN202
+def _selected(parts):
     _top(parts)
     parts.window.panel.view.select_all()
 
 
-def _composer(parts):  # noqa: ANN001, ANN202
+def _composer(parts):
     _chat(parts)
     parts.window.panel.composer.set_text("\n".join(f"Line {i} of a longer question" for i in range(12)))
 
 
-def _help(parts):  # noqa: ANN001, ANN202
+def _help(parts):
     from PySide6.QtWidgets import QDialog
 
     parts.window.show_help()
