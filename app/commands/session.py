@@ -8,7 +8,7 @@ import statistics
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -96,7 +96,8 @@ def log_to_file() -> Iterator[None]:
         logging.getLogger().setLevel(level)
         if handler:
             logging.getLogger().removeHandler(handler)
-            handler.close()
+            with suppress(OSError):  # its last lines find no room either
+                handler.close()
 
 
 @contextmanager
