@@ -63,7 +63,7 @@ class Lifetime:
 
 def make_engine_service(wake: Callable[[], None]) -> Service:
     """The real engine; torch is imported on its thread with the first model."""
-    return EngineService(wake, find=catalog.resolve)
+    return EngineService(wake, find=catalog.resolve, machine_file=find_paths().machine_file)
 
 
 def qt_application() -> QApplication:

@@ -45,9 +45,15 @@ class EngineService:
     find: from a model's name to its path (the app knows more names than the engine does).
     """
 
-    def __init__(self, wake: Callable[[], None] | None = None, find: Callable[[str], Path] = locate) -> None:
+    def __init__(
+        self,
+        wake: Callable[[], None] | None = None,
+        find: Callable[[str], Path] = locate,
+        machine_file: Path | None = None,
+    ) -> None:
         self._wake = wake
         self._find = find
+        self._machine_file = machine_file
         self._commands: deque[Command] = deque()
         self._events: deque[Event] = deque()
         self._something_to_do = threading.Condition()
@@ -153,7 +159,14 @@ class EngineService:
         from engine.model.load import LoadCancelled
 
         try:
-            engine = Engine.load(command.source, command.settings, self._loading, self._is_overtaken, find=self._find)
+            engine = Engine.load(
+                command.source,
+                command.settings,
+                self._loading,
+                self._is_overtaken,
+                machine_file=self._machine_file,
+                find=self._find,
+            )
         except LoadCancelled:
             self._emit(ModelLoadFailed(command.source, "Loading was stopped.", kept=self._engine is not None))
             return
