@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPaintEvent
@@ -14,18 +15,45 @@ from app.tuning.numbers import NONE
 from app.tuning.pace import Meter
 
 SMALL, NUMBER = 11.0, 21.0  # px
+TINY, TITLE = 10.0, 12.0
 
 
-class BigNumber(QWidget):
+@lru_cache(maxsize=16)
+def font(pixels: float, weight: QFont.Weight = QFont.Weight.Normal) -> QFont:
+    """The interface font, made once for each size: a widget asks for it at every painting."""
+    return theme.font(pixels, weight)
+
+
+class Painted(QWidget):
+    """Paints all of itself, the dock's ground included: nothing behind it need be painted again with it."""
+
+    def __init__(self, meter: Meter, height: int, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._meter = meter
+        self.setFixedHeight(height)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
+
+    def draw(self, painter: QPainter, colours: theme.Theme) -> None:
+        """Draw the content on the ground."""
+        raise NotImplementedError
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        with self._meter:
+            colours = theme.current()
+            painter = QPainter(self)
+            painter.fillRect(self.rect(), QColor(colours.panel))
+            self.draw(painter, colours)
+            painter.end()
+
+
+class BigNumber(Painted):
     """A figure, its unit small and muted after it, and what it is below. Painted again only when it changed."""
 
     def __init__(self, caption: str, meter: Meter, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+        super().__init__(meter, 46, parent)
         self.number, self.unit, self.caption, self.is_past = NONE, "", caption, True
-        self._meter = meter
-        self.setFixedHeight(46)
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setMinimumWidth(math.ceil(QFontMetricsF(theme.font(SMALL)).horizontalAdvance(caption)) + 2)
+        self.setMinimumWidth(math.ceil(QFontMetricsF(font(SMALL)).horizontalAdvance(caption)) + 2)
 
     def show_figure(self, number: str, unit: str, is_past: bool) -> None:
         if (number, unit, is_past) == (self.number, self.unit, self.is_past):
@@ -34,36 +62,29 @@ class BigNumber(QWidget):
         self.setAccessibleName(f"{self.caption}: {number} {unit}".strip())
         self.update()
 
-    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        with self._meter:
-            colours = theme.current()
-            painter = QPainter(self)
-            big = theme.font(NUMBER, QFont.Weight.DemiBold)
-            painter.setFont(big)
-            painter.setPen(QColor(colours.muted if self.is_past else colours.text))
-            baseline = 4 + QFontMetricsF(big).ascent() * 0.86
-            painter.drawText(QPointF(0, baseline), self.number)
-            x = QFontMetricsF(big).horizontalAdvance(self.number) + 3
-            painter.setFont(theme.font(SMALL))
-            painter.setPen(QColor(colours.muted))
-            if self.number != NONE:
-                painter.drawText(QPointF(x, baseline), self.unit)
-            painter.drawText(QPointF(0, self.height() - 6), self.caption)
-            painter.end()
+    def draw(self, painter: QPainter, colours: theme.Theme) -> None:
+        big = font(NUMBER, QFont.Weight.DemiBold)
+        painter.setFont(big)
+        painter.setPen(QColor(colours.muted if self.is_past else colours.text))
+        baseline = 4 + QFontMetricsF(big).ascent() * 0.86
+        painter.drawText(QPointF(0, baseline), self.number)
+        x = QFontMetricsF(big).horizontalAdvance(self.number) + 3
+        painter.setFont(font(SMALL))
+        painter.setPen(QColor(colours.muted))
+        if self.number != NONE:
+            painter.drawText(QPointF(x, baseline), self.unit)
+        painter.drawText(QPointF(0, self.height() - 6), self.caption)
 
     def sizeHint(self) -> QSize:  # noqa: N802
         return QSize(76, 46)
 
 
-class FactLine(QWidget):
+class FactLine(Painted):
     """A muted name at the left and its figures at the right, elided when they do not fit."""
 
     def __init__(self, name: str, meter: Meter, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+        super().__init__(meter, 19, parent)
         self.name, self.value = name, NONE
-        self._meter = meter
-        self.setFixedHeight(19)
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def show_value(self, value: str) -> None:
         if value != self.value:
@@ -71,35 +92,28 @@ class FactLine(QWidget):
             self.setAccessibleName(f"{self.name}: {value}")
             self.update()
 
-    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        with self._meter:
-            colours = theme.current()
-            painter = QPainter(self)
-            painter.setFont(theme.font(SMALL))
-            metrics = QFontMetricsF(painter.font())
-            painter.setPen(QColor(colours.muted))
-            box = QRectF(self.rect())
-            centre = Qt.AlignmentFlag.AlignVCenter
-            painter.drawText(box, centre | Qt.AlignmentFlag.AlignLeft, self.name)
-            box.setLeft(metrics.horizontalAdvance(self.name) + 12)
-            painter.setPen(QColor(colours.text))
-            value = metrics.elidedText(self.value, Qt.TextElideMode.ElideRight, box.width())
-            painter.drawText(box, centre | Qt.AlignmentFlag.AlignRight, value)
-            painter.end()
+    def draw(self, painter: QPainter, colours: theme.Theme) -> None:
+        painter.setFont(font(SMALL))
+        metrics = QFontMetricsF(painter.font())
+        painter.setPen(QColor(colours.muted))
+        box = QRectF(self.rect())
+        centre = Qt.AlignmentFlag.AlignVCenter
+        painter.drawText(box, centre | Qt.AlignmentFlag.AlignLeft, self.name)
+        box.setLeft(metrics.horizontalAdvance(self.name) + 12)
+        painter.setPen(QColor(colours.text))
+        value = metrics.elidedText(self.value, Qt.TextElideMode.ElideRight, box.width())
+        painter.drawText(box, centre | Qt.AlignmentFlag.AlignRight, value)
 
 
-class PlotHeading(QWidget):
+class PlotHeading(Painted):
     """A plot's title, and at the right its legend (colour, word) or a note."""
 
     def __init__(
         self, title: str, meter: Meter, legend: Sequence[tuple[str, str]] = (), parent: QWidget | None = None
     ) -> None:
-        super().__init__(parent)
+        super().__init__(meter, 22, parent)
         self.title, self.note = title, ""
         self.legend = list(legend)  # (colour as #RRGGBB, word)
-        self._meter = meter
-        self.setFixedHeight(22)
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def show_note(self, note: str) -> None:
         if note != self.note:
@@ -111,30 +125,26 @@ class PlotHeading(QWidget):
             self.legend = list(legend)
             self.update()
 
-    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        with self._meter:
-            colours = theme.current()
-            painter = QPainter(self)
-            painter.setFont(theme.font(12.0, QFont.Weight.DemiBold))
-            painter.setPen(QColor(colours.text))
-            box = QRectF(self.rect())
-            centre = Qt.AlignmentFlag.AlignVCenter
-            painter.drawText(box, centre | Qt.AlignmentFlag.AlignLeft, self.title)
-            title_width = QFontMetricsF(painter.font()).horizontalAdvance(self.title)
-            painter.setFont(theme.font(SMALL))
-            painter.setPen(QColor(colours.muted))
-            if self.note:
-                painter.drawText(box, centre | Qt.AlignmentFlag.AlignRight, self.note)
-            else:
-                self._draw_legend(painter, box, title_width)
-            painter.end()
+    def draw(self, painter: QPainter, colours: theme.Theme) -> None:
+        painter.setFont(font(TITLE, QFont.Weight.DemiBold))
+        painter.setPen(QColor(colours.text))
+        box = QRectF(self.rect())
+        centre = Qt.AlignmentFlag.AlignVCenter
+        painter.drawText(box, centre | Qt.AlignmentFlag.AlignLeft, self.title)
+        title_width = QFontMetricsF(painter.font()).horizontalAdvance(self.title)
+        painter.setFont(font(SMALL))
+        painter.setPen(QColor(colours.muted))
+        if self.note:
+            painter.drawText(box, centre | Qt.AlignmentFlag.AlignRight, self.note)
+        else:
+            self._draw_legend(painter, box, title_width)
 
     def _draw_legend(self, painter: QPainter, box: QRectF, title_width: float) -> None:
         """From the right; in a narrow dock the words are smaller and closer, so that the title stays free."""
         words = "".join(word for _, word in self.legend)
         gap = 12.0
         if title_width + painter.fontMetrics().horizontalAdvance(words) + len(self.legend) * (12 + gap) > box.width():
-            painter.setFont(theme.font(10.0))
+            painter.setFont(font(TINY))
             gap = 7.0
         metrics, right = QFontMetricsF(painter.font()), box.right()
         for colour, word in reversed(self.legend):
@@ -145,16 +155,14 @@ class PlotHeading(QWidget):
             right -= gap
 
 
-class TimeAxis(QWidget):
+class TimeAxis(Painted):
     """The time axis the plots above it share."""
 
     LABELS = ((0.0, "60 s ago"), (0.25, "45"), (0.5, "30"), (0.75, "15"), (1.0, "now"))
 
     def __init__(self, meter: Meter, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._meter = meter
+        super().__init__(meter, 15, parent)
         self._last = "now"
-        self.setFixedHeight(15)
 
     def show_last(self, words: str) -> None:
         """What stands at the right end: "now", or when the last step was."""
@@ -162,18 +170,15 @@ class TimeAxis(QWidget):
             self._last = words
             self.update()
 
-    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        with self._meter:
-            painter = QPainter(self)
-            painter.setFont(theme.font(10.0))
-            painter.setPen(QColor(theme.current().muted))
-            metrics = QFontMetricsF(painter.font())
-            for share, label in self.LABELS:
-                words = self._last if share == 1.0 else label
-                width = metrics.horizontalAdvance(words)
-                x = min(max(0.0, share * self.width() - width / 2), self.width() - width)
-                painter.drawText(QPointF(x, metrics.ascent() + 1), words)
-            painter.end()
+    def draw(self, painter: QPainter, colours: theme.Theme) -> None:
+        painter.setFont(font(TINY))
+        painter.setPen(QColor(colours.muted))
+        metrics = QFontMetricsF(painter.font())
+        for share, label in self.LABELS:
+            words = self._last if share == 1.0 else label
+            width = metrics.horizontalAdvance(words)
+            x = min(max(0.0, share * self.width() - width / 2), self.width() - width)
+            painter.drawText(QPointF(x, metrics.ascent() + 1), words)
 
 
 class AdviceCard(QFrame):

@@ -73,6 +73,7 @@ class Dock(QWidget):
         self._words_at = self._applied_at = float("-inf")
         self.figures = LiveFigures()
         self.meter = Meter(clock=clock)
+        self._fold_meter = Meter(clock=clock)  # apart: it grows with the steps, not with the refreshes
         self.refresher = Refresher(self._refresh, self.meter, pace, clock, self)
         self.board = SwitchBoard(bridge, self.figures, self)
         self.live = Live(bridge, self.figures, self.meter, controller)
@@ -156,6 +157,7 @@ class Dock(QWidget):
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
         super().showEvent(event)
+        self._fold()
         self.refresher.set_shown(True)
         self._watch()
 
@@ -174,13 +176,14 @@ class Dock(QWidget):
 
     def _on_steps(self, records: list[StepRecord]) -> None:
         self._pending.extend(records)
-        if len(self._pending) > MOST_PENDING:
+        if self.isVisible() or len(self._pending) > MOST_PENDING:
             self._fold()
         self.refresher.note_work()
 
     def _fold(self) -> None:
-        pending, self._pending = self._pending, []
-        self.figures.fold(pending)
+        with self._fold_meter:
+            pending, self._pending = self._pending, []
+            self.figures.fold(pending)
 
     def _on_finished(self, finished: Finished) -> None:
         self._fold()
@@ -218,7 +221,6 @@ class Dock(QWidget):
     # ---- refreshing
 
     def _refresh(self, now: float) -> None:
-        self._fold()
         if self._pages.currentIndex() == 0:
             self.live.refresh(now)
             self.refresher.pace.useful_hz = 1.0 / self.live.rate_plot.seconds_per_pixel
@@ -230,7 +232,9 @@ class Dock(QWidget):
             shown.refresh()
 
     def _on_refreshed(self, share_of_core: float) -> None:
-        share, hz = numbers.percent(share_of_core), self.refresher.pace.hz
+        self._fold_meter.take()
+        share = numbers.percent(share_of_core + self._fold_meter.share_of_core())
+        hz = self.refresher.pace.hz
         words = f"This panel: {share} % of one core, {hz:.0f} refreshes/s"
         if words != self.cost.text() and self._clock() - self._words_at < 0.05:
             self.cost.setText(words)

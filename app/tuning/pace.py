@@ -78,8 +78,8 @@ class Pace:
         self.useful_hz = FASTEST_HZ  # no faster than the plots move by a pixel
 
     def note(self, cost_seconds: float) -> None:
-        """A refresh took ``cost_seconds`` of processor time. Dearer ones count at once, cheaper ones bit by bit."""
-        weight = 0.5 if cost_seconds > self._cost else 0.1
+        """A refresh took ``cost_seconds`` of processor time. The rate falls faster than it recovers."""
+        weight = 0.3 if cost_seconds > self._cost else 0.15
         self._cost += weight * (cost_seconds - self._cost)
 
     @property

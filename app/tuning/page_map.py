@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from PySide6.QtCore import QEvent, QPoint, QRect, QSize
+from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Qt
 from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPaintEvent, QPixmap, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
@@ -83,6 +83,7 @@ class PageMapView(QWidget):
         self._pixmap = QPixmap()
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setFixedHeight(LARGEST_CELL)
+        self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
         self.setAccessibleName("KV page map")
 
     # ---- what it shows
@@ -191,6 +192,8 @@ class PageMapView(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
         with self._meter:
             painter = QPainter(self)
+            if self._pixmap.isNull():
+                painter.fillRect(self.rect(), QColor(theme.current().panel))
             painter.drawPixmap(0, 0, self._pixmap)
             painter.end()
 

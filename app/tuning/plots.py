@@ -17,13 +17,13 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 from app import theme
 from app.tuning import figures as fig
 from app.tuning import numbers
+from app.tuning.cards import TINY, font
 from app.tuning.figures import LiveFigures
 from app.tuning.pace import Meter
 from app.tuning.raster import Floats, Raster, blend, pixel, ramp
 from app.tuning.series import BUCKET_SECONDS, Scale, TimeRing
 
 SPAN_SECONDS = 60.0
-LABEL_PIXELS = 10.0
 RULES_SECONDS = (15, 30, 45)
 
 
@@ -126,7 +126,7 @@ class TimePlot(QWidget):
         self._overlay.setDevicePixelRatio(ratio)
         self._overlay.fill(Qt.GlobalColor.transparent)
         painter = QPainter(self._overlay)
-        painter.setFont(theme.font(LABEL_PIXELS))
+        painter.setFont(font(TINY))
         for share, label in self.levels():
             row = min(raster.height - 1, round(share * (raster.height - 1)))
             raster.background[row] = pixel(colours.line)
@@ -174,7 +174,7 @@ class TimePlot(QWidget):
 
     def _draw_mark_names(self, painter: QPainter, names: Sequence[str], places: Sequence[float]) -> None:
         """Names beside their lines, at the foot; one that would run into the last goes a row higher."""
-        painter.setFont(theme.font(LABEL_PIXELS))
+        painter.setFont(font(TINY))
         metrics = painter.fontMetrics()
         taken: list[float] = []  # right end of the last name in each row from below
         for name, x in zip(names, places, strict=True):

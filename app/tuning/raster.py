@@ -13,6 +13,9 @@ Pixels = NDArray[np.uint32]
 Floats = NDArray[np.float64]
 
 
+NOWHERE = 30_000  # a row beyond any plot
+
+
 def pixel(colour: str) -> int:
     """ "#RRGGBB" -> 0xFFRRGGBB."""
     return 0xFF000000 | int(colour[1:], 16)
@@ -37,15 +40,21 @@ class Raster:
         self.pixels: Pixels = np.zeros((height, width), dtype=np.uint32)
         self.background: Pixels = np.zeros((height, width), dtype=np.uint32)
         self._rows = np.arange(height, dtype=np.float32)[:, None]
+        self._row_numbers = np.arange(height, dtype=np.int16)[:, None]
 
     def clear(self) -> None:
         np.copyto(self.pixels, self.background)
 
     def fill(self, top: Floats, bottom: Floats, colour: int) -> None:
         """Columns filled from y ``top`` to y ``bottom`` (arrays [width], pixels from above). NaN fills nothing."""
-        first, last = _rounded(top), _rounded(bottom)
-        mask = (self._rows >= first) & (self._rows < last)
-        np.copyto(self.pixels, np.uint32(colour), where=mask)
+        first, last = _row_numbers(top, NOWHERE), _row_numbers(bottom, -NOWHERE)
+        from_row, to_row = max(0, int(first.min())), min(self.height, int(last.max()))
+        if from_row >= to_row:
+            return
+        rows = self._row_numbers[from_row:to_row]
+        mask = rows >= first
+        mask &= rows < last
+        np.copyto(self.pixels[from_row:to_row], np.uint32(colour), where=mask)
 
     def line(self, y: Floats, thickness: float, colours: Pixels) -> None:
         """A curve through y [width] (NaN: a gap), joined between columns, its edges softened with ``colours``."""
@@ -65,5 +74,6 @@ class Raster:
         np.copyto(self.pixels[first:last], colours[level], where=level > 0)
 
 
-def _rounded(y: Floats) -> NDArray[np.float32]:
-    return np.rint(y).astype(np.float32)
+def _row_numbers(y: Floats, nowhere: int) -> NDArray[np.int16]:
+    """Rows as whole numbers; NaN becomes ``nowhere``."""
+    return np.where(np.isnan(y), nowhere, np.clip(np.rint(y), -NOWHERE, NOWHERE)).astype(np.int16)
