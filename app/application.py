@@ -127,7 +127,7 @@ def _say_troubles(window: MainWindow, controller: ChatController, settings: Sett
     """What was wrong with the files at start; the chats file first, for it matters more."""
     words = controller.trouble or settings.message
     if words:
-        window.notice.say(words)
+        window.panel.say_trouble(words)
 
 
 def run(model: str | None = None) -> int:

@@ -43,6 +43,7 @@ class ChatPanel(QWidget):
         super().__init__(parent)
         self.setObjectName("centre")
         self._controller, self._chooser, self._notice = controller, chooser, notice
+        self.trouble = Notice(self)  # its own strip: loading a model clears the other
         self.chat_id = ""
         self._drafts: dict[str, str] = {}
         self._reserved = 0
@@ -69,6 +70,7 @@ class ChatPanel(QWidget):
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(0)
+        layout.addWidget(self.trouble)
         layout.addWidget(self._notice)
         layout.addWidget(self.stack, 1)
         layout.addLayout(self._composer_margins)
@@ -198,7 +200,15 @@ class ChatPanel(QWidget):
 
     def _on_storage_failed(self, chat_id: str, message: str) -> None:
         if not chat_id:
-            self._notice.say(message)
+            self.say_trouble(message)
+
+    def say_trouble(self, words: str) -> None:
+        """What is wrong with the chats file, with the button that repairs it where that is possible."""
+        if self._controller.can_repair:
+            repair = self._controller.repair
+            self.trouble.say(self._controller.trouble, "Repair", lambda: self.trouble.say(repair()))
+            return
+        self.trouble.say(words)
 
     def _on_draft_changed(self, text: str) -> None:
         if self.chat_id:
