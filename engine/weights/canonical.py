@@ -8,7 +8,7 @@ order, where dimension d turns with d + rotary_dim / 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.model.spec import ModelSpec
@@ -78,34 +78,25 @@ def layout(spec: ModelSpec, naming: Naming, stored: Mapping[str, Shape], where: 
     if not spec.tied_head:
         tops["head"] = (spec.vocab_size, spec.hidden_size)
     for name, shape in tops.items():
-        found[name] = _pieces(((naming.top[name],),), (shape,), stored, where, str)
+        found[name] = _pieces([[naming.top[name]]], (shape,), stored, where)
     for index in range(spec.num_layers):
         for name, shapes in layer_shapes(spec).items():
-
-            def of_layer(text: str, i: int = index) -> str:
-                return text.replace("{i}", str(i))
-
-            found[f"layers.{index}.{name}"] = _pieces(naming.layer[name], shapes, stored, where, of_layer)
+            spellings = [[text.replace("{i}", str(index)) for text in spelling] for spelling in naming.layer[name]]
+            found[f"layers.{index}.{name}"] = _pieces(spellings, shapes, stored, where)
     return found
 
 
 def _pieces(
-    spellings: tuple[tuple[str, ...], ...],
-    shapes: tuple[Shape, ...],
-    stored: Mapping[str, Shape],
-    where: str,
-    fill: Callable[[str], str],
+    spellings: Sequence[Sequence[str]], shapes: tuple[Shape, ...], stored: Mapping[str, Shape], where: str
 ) -> tuple[Piece, ...]:
     """The first of ``spellings`` the file has, its shapes checked."""
-    for spelling in spellings:
-        names = [fill(text) for text in spelling]
+    for names in spellings:
         if names[0] in stored:
             wanted = shapes if len(names) == len(shapes) else (stacked(shapes),)
             return tuple(_checked(name, shape, stored, where) for name, shape in zip(names, wanted, strict=True))
-    missing = fill(spellings[0][0])
     raise ValueError(
-        f"{where} has no tensor {missing}. The file is incomplete or of another model than its configuration says; "
-        "download it again."
+        f"{where} has no tensor {spellings[0][0]}. The file is incomplete or of another model than its configuration "
+        "says; download it again."
     )
 
 

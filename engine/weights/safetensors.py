@@ -54,6 +54,11 @@ class SafetensorsSource:
     """One opened folder. See ``WeightSource``."""
 
     def __init__(self, folder: Path) -> None:
+        if (folder / "adapter_config.json").exists():
+            raise ValueError(
+                f"The folder {folder} holds an adapter (LoRA), which changes a model but is none. "
+                "Choose the model it was made for, or a merged version."
+            )
         if not (folder / "config.json").exists():
             raise ValueError(
                 f"The folder {folder} has weights but no config.json, which says what model they make. "

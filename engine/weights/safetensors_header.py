@@ -6,12 +6,14 @@ A file is a u64 length, that many bytes of JSON (name -> dtype, shape, data_offs
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 MAX_HEADER_BYTES = 1 << 25  # the largest shards have headers of a few megabytes
+MAX_SHARDS = 10_000
 FLOAT_BYTES: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _OTHER_BYTES: Mapping[str, int] = {
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -47,7 +49,7 @@ def shards_of(folder: Path) -> list[Path]:
     index = preferred if preferred in indexes else indexes[0] if indexes else None
     if index is None:
         single = folder / "model.safetensors"
-        return [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+        return [single] if single.exists() else _numbered(sorted(folder.glob("*.safetensors")))
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ValueError(f"{index.name} has no weight_map. Download it again.")
@@ -56,11 +58,29 @@ def shards_of(folder: Path) -> list[Path]:
         raise ValueError(f"{index.name} names a file outside of its folder. Do not trust this model; get another.")
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
-        raise ValueError(
-            f"{len(missing)} of {len(names)} weight files are missing in {folder}: {', '.join(missing[:4])}. "
-            "Download them into the same folder."
-        )
+        raise _missing(folder, missing, len(names))
     return [folder / name for name in names]
+
+
+def _numbered(files: list[Path]) -> list[Path]:
+    """``files``, or ValueError if their names ("model-00001-of-00003") tell that some are missing."""
+    for file in files:
+        match = re.fullmatch(r"(.*-)(\d+)(-of-)(\d+)(\.safetensors)", file.name)
+        if match is None or int(match[4]) > MAX_SHARDS:
+            continue
+        digits = len(match[2])
+        wanted = [f"{match[1]}{i:0{digits}d}{match[3]}{match[4]}{match[5]}" for i in range(1, int(match[4]) + 1)]
+        missing = sorted(set(wanted) - {other.name for other in files})
+        if missing:
+            raise _missing(file.parent, missing, len(wanted))
+    return files
+
+
+def _missing(folder: Path, missing: list[str], num_wanted: int) -> ValueError:
+    return ValueError(
+        f"{len(missing)} of {num_wanted} weight files are missing in {folder}: {', '.join(missing[:4])}. "
+        "Download them into the same folder."
+    )
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:

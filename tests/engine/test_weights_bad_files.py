@@ -272,6 +272,19 @@ def test_missing_shards_are_named(folder: Path) -> None:
     assert shard.name in message
 
 
+def test_missing_shards_are_named_without_an_index_too(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").unlink()
+    assert open_source(folder).names()
+    shard = _only_shard(folder)
+    shard.unlink()
+    assert f"weight files are missing in {folder}: {shard.name}." in _refusal(folder)
+
+
+def test_adapter_is_not_taken_for_a_model(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+    assert "holds an adapter (LoRA)" in _refusal(folder)
+
+
 def test_index_may_not_point_out_of_its_folder(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     for content, words in (
