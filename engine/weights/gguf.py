@@ -58,12 +58,14 @@ class GgufSource:
 
     def __init__(self, path: Path) -> None:
         header = read_header(path)
-        _check_supported(path, header)
+        _check_whole_model(path, header)
         self._path = path
         self._tensors = header.tensors
         shapes = {name: info.shape for name, info in header.tensors.items()}
         self.spec = spec_from_gguf(header.metadata, shapes, self._vector, path.stem)
         self._layout = layout(self.spec, NAMING, shapes, path.name)
+        for piece in (piece for pieces in self._layout.values() for piece in pieces):
+            _check_decodable(path.name, header.tensors[piece.stored])
         self._permuted = permutes_q_and_k(header.metadata)
         self.eos_token_ids = eos_token_ids(header.metadata)
         self.tokenizer_files = TokenizerFiles("gguf", metadata=header.metadata)
@@ -87,6 +89,7 @@ class GgufSource:
     def _vector(self, name: str) -> tuple[float, ...]:
         """A small tensor of the file (rope_freqs and its kin) as numbers."""
         info = self._tensors[name]
+        _check_decodable(self._path.name, info)
         values = torch.empty(info.shape, dtype=torch.float32)
         with self._path.open("rb") as file:
             self._fill(values, file, info)
@@ -140,8 +143,8 @@ def _dequantize(stored: Tensor, ggml_type: int, out: Tensor) -> None:
         out.copy_(torch.from_numpy(values).view(out.shape))
 
 
-def _check_supported(path: Path, header: GgufHeader) -> None:
-    """Refuse what no part of Ridgeline can run, naming the way out."""
+def _check_whole_model(path: Path, header: GgufHeader) -> None:
+    """Refuse a part of a model, naming the way out."""
     count = header.metadata.get("split.count", 1)
     if isinstance(count, int) and count > 1:
         raise ValueError(
@@ -152,13 +155,15 @@ def _check_supported(path: Path, header: GgufHeader) -> None:
         raise ValueError(
             f"{path.name} is of the type {header.metadata['general.type']!r}, not a whole model. Choose the model's own file."
         )
-    for info in header.tensors.values():
-        if not can_dequantize(info.ggml_type):
-            block = block_of(info.ggml_type)
-            raise UnsupportedArchitecture(
-                f"{path.name}: tensor {info.name} is stored as {block.name if block else info.ggml_type}, which cannot be "
-                "decoded here. Get another quantization of the model, such as Q4_K_M or Q8_0."
-            )
+
+
+def _check_decodable(file_name: str, info: TensorInfo) -> None:
+    if not can_dequantize(info.ggml_type):
+        block = block_of(info.ggml_type)
+        raise UnsupportedArchitecture(
+            f"{file_name}: tensor {info.name} is stored as {block.name if block else info.ggml_type}, which cannot be "
+            "decoded here. Get another quantization of the model, such as Q4_K_M or Q8_0."
+        )
 
 
 def _format_name(header: GgufHeader) -> str:

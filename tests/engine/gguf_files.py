@@ -54,12 +54,14 @@ def write_gguf(
     type_name: str = "F32",
     fill_metadata: Callable[[gguf.GGUFWriter], None] | None = None,
     replace: Mapping[str, tuple[NDArray[np.uint8], GgmlType]] | None = None,
+    extra: Mapping[str, tuple[NDArray[np.uint8], GgmlType]] | None = None,
 ) -> Path:
     """Write ``model`` (a causal LM of transformers) to ``path`` with its matrices as ``type_name``.
 
     type_name: a type that gguf.quants can quantize: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0. Rows must divide
     by its block. fill_metadata: adds or overwrites keys (a tokenizer, say) before the file is written.
     replace: GGUF tensor name -> blocks [rows, row_bytes] and their type, written in place of the model's tensor.
+    extra: the same, beside the model's tensors.
     Models that GGUF cannot express (windows of Mistral or Qwen2, other SmolLM3 layers) are an AssertionError.
     """
     config = model.config
@@ -73,6 +75,8 @@ def write_gguf(
         fill_metadata(writer)
     for name, values in rope_tensors.items():
         writer.add_tensor(name, np.asarray(values, dtype=np.float32))
+    for name, (blocks, kind) in (extra or {}).items():
+        writer.add_tensor(name, blocks, raw_dtype=kind)
     state = model.state_dict()
     for name, weight in state.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:

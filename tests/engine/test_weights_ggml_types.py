@@ -62,6 +62,13 @@ def test_type_without_decoder_is_refused_by_name_on_opening(kind: GgmlType, tmp_
         open_source(path)
 
 
+def test_tensor_nobody_needs_may_have_any_type(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    extra = {"blk.0.attn_rot_embd.weight": (_random_blocks(GgmlType.I8, 2), GgmlType.I8)}
+    gguf_files.write_gguf(path, tiny_models.make_model("llama"), extra=extra)
+    assert "embed" in open_source(path).names()
+
+
 def test_block_sizes_and_file_types_by_number() -> None:
     assert block_of(3) == ("Q4_1", 32, 20)
     assert block_of(4) is None  # removed from the format long ago
