@@ -8,6 +8,7 @@ every fourth layer without rotation, and the query scale of the largest Gemmas.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ FAMILIES = frozenset({"llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "sm
 END_OF_TURN = frozenset(
     {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"}
 )
+_QUANTIZATION = re.compile(r"[-._](I?Q\d\w*|TQ\d\w*|MXFP4\w*|B?F16|F32)$", re.IGNORECASE)
+_NAMELESS = re.compile(r"(ggml-)?model|sha256-.*|", re.IGNORECASE)
 _CONTROL_TYPES = (3, 4)  # control and user-defined tokens, as opposed to plain pieces of text
 
 
@@ -139,8 +142,15 @@ def _family(metadata: Mapping[str, Any], file_stem: str) -> str:
 
 
 def _name(metadata: Mapping[str, Any], file_stem: str) -> str:
-    name = metadata.get("general.name")
-    return name if isinstance(name, str) and name.strip() else file_stem
+    """What people call the model: its file's name without the quantization.
+
+    The file's own general.name is often that of a training run; it serves where the file's name says nothing.
+    """
+    stem = _QUANTIZATION.sub("", file_stem)
+    own = metadata.get("general.name")
+    if isinstance(own, str) and own.strip() and _NAMELESS.fullmatch(stem):
+        return own.strip()
+    return stem or file_stem
 
 
 def _vocab_size(tensors: Mapping[str, tuple[int, ...]], file_stem: str) -> int:

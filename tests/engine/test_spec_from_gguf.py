@@ -36,9 +36,9 @@ def _metadata(arch: str, **keys: Any) -> dict[str, Any]:
     return {"general.architecture": arch, "general.name": "Tiny"} | {f"{arch}.{key}": v for key, v in base.items()}
 
 
-def _spec(metadata: dict[str, Any], *tensors: str) -> ModelSpec:
+def _spec(metadata: dict[str, Any], *tensors: str, stem: str = "tiny") -> ModelSpec:
     shapes = {"token_embd.weight": (VOCAB, HIDDEN)} | dict.fromkeys(tensors, (8,))
-    return spec_from_gguf(metadata, shapes, VECTORS.__getitem__, "tiny")
+    return spec_from_gguf(metadata, shapes, VECTORS.__getitem__, stem)
 
 
 def _windows(spec: ModelSpec) -> list[int | None]:
@@ -48,10 +48,26 @@ def _windows(spec: ModelSpec) -> list[int | None]:
 def test_plain_llama() -> None:
     spec = _spec(_metadata("llama", rope__freq_base=5e5, rope__dimension_count=16))
     assert spec == ModelSpec(
-        family="llama", name="Tiny", vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=96, num_heads=4,
+        family="llama", name="tiny", vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=96, num_heads=4,
         num_kv_heads=2, head_dim=16, layers=(LayerSpec(),) * 4, ropes=(RopeSpec(5e5, 16),), max_position=512,
         norm_eps=1e-5, tied_head=True,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stem", "name"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1", "SmolLM2-135M-Instruct"),
+        ("gemma-3-270m-q4_k_m", "gemma-3-270m"),
+        ("Qwen3-0.6B-IQ4_XS", "Qwen3-0.6B"),
+        ("tiny_bf16", "tiny"),
+        ("model", "Tiny"),
+        ("ggml-model-f16", "Tiny"),
+        ("sha256-0a1b2c", "Tiny"),
+    ],
+)
+def test_model_is_called_what_its_file_is(stem: str, name: str) -> None:
+    assert _spec(_metadata("llama"), stem=stem).name == name
 
 
 def test_head_and_biases_are_there_when_their_tensors_are() -> None:
