@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPaintEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPainterPath, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 
 from app import theme
 from app.tuning.numbers import NONE
@@ -16,6 +16,7 @@ from app.tuning.pace import Meter
 
 SMALL, NUMBER = 11.0, 21.0  # px
 TINY, TITLE = 10.0, 12.0
+WRAPPED = int(Qt.TextFlag.TextWordWrap)
 
 
 @lru_cache(maxsize=16)
@@ -181,29 +182,99 @@ class TimeAxis(Painted):
             painter.drawText(QPointF(x, metrics.ascent() + 1), words)
 
 
-class AdviceCard(QFrame):
-    """Plain sentences about the moment, with an accent edge. The text can be selected and copied."""
+class Paragraph(Painted):
+    """Words that wrap. Unlike a QLabel, new text lays nothing out again unless it needs another number of lines."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setObjectName("advice")
-        self._words = QLabel(self)
-        self._words.setWordWrap(True)
-        self._words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        # room for four lines, so that the plots below do not jump when a sentence comes or goes
-        self._words.setMinimumHeight(64)
-        self._words.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
-        layout = QHBoxLayout(self)
-        layout.setContentsMargins(14, 8, 12, 8)
-        layout.addWidget(self._words)
+    def __init__(
+        self, meter: Meter, pixels: float = SMALL, is_muted: bool = True, parent: QWidget | None = None
+    ) -> None:
+        super().__init__(meter, round(pixels * 1.4), parent)
+        self._pixels, self._is_muted, self._text = pixels, is_muted, ""
+        self._fit()
+
+    def text(self) -> str:
+        return self._text
+
+    def show_text(self, text: str) -> None:
+        if text == self._text:
+            return
+        self._text = text
+        self.setAccessibleName(text)
+        self._fit()
+        self.update()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
+        super().resizeEvent(event)
+        if event.size().width() != event.oldSize().width():
+            self._fit()
+
+    def height_of(self, text: str) -> int:
+        box = QRectF(0, 0, max(40, self.width()), 10_000)
+        metrics = QFontMetricsF(font(self._pixels))
+        return math.ceil(max(metrics.height(), metrics.boundingRect(box, WRAPPED, text).height()))
+
+    def _fit(self) -> None:
+        height = self.height_of(self._text)
+        if height != self.height():
+            self.setFixedHeight(height)
+
+    def draw(self, painter: QPainter, colours: theme.Theme) -> None:
+        painter.setFont(font(self._pixels))
+        painter.setPen(QColor(colours.muted if self._is_muted else colours.text))
+        painter.drawText(QRectF(self.rect()), WRAPPED, self._text)
+
+
+class AdviceCard(Painted):
+    """Plain sentences about the moment, with an accent edge. It grows for long ones and keeps that height, so that the
+    plots below do not jump when a sentence comes or goes."""
+
+    EDGE, PADDING, SMALLEST = 3, 11, 64  # px
+
+    def __init__(self, meter: Meter, parent: QWidget | None = None) -> None:
+        super().__init__(meter, self.SMALLEST, parent)
+        self._text = ""
 
     @property
     def text(self) -> str:
-        return self._words.text()
+        return self._text
 
     def show_text(self, text: str) -> None:
-        if text != self._words.text():
-            self._words.setText(text)
+        if text == self._text:
+            return
+        self._text = text
+        self.setAccessibleName(text)
+        self._fit(shrink=False)
+        self.update()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
+        super().resizeEvent(event)
+        if event.size().width() != event.oldSize().width():
+            self._fit(shrink=True)
+
+    def _words_box(self) -> QRectF:
+        return QRectF(self.rect()).adjusted(self.EDGE + self.PADDING, self.PADDING, -self.PADDING, -self.PADDING)
+
+    def _fit(self, shrink: bool) -> None:
+        box = QRectF(0, 0, max(40.0, self._words_box().width()), 10_000)
+        words = QFontMetricsF(font(TITLE + 0.5)).boundingRect(box, WRAPPED, self._text).height()
+        height = max(self.SMALLEST, math.ceil(words) + 2 * self.PADDING)
+        if height > self.height() or (shrink and height != self.height()):
+            self.setFixedHeight(height)
+
+    def draw(self, painter: QPainter, colours: theme.Theme) -> None:
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        card = QPainterPath()
+        card.addRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 7, 7)
+        painter.fillPath(card, QColor(colours.raised))
+        painter.save()
+        painter.setClipPath(card)
+        painter.fillRect(QRectF(0, 0, self.EDGE, self.height()), QColor(colours.accent))
+        painter.restore()
+        painter.setPen(QColor(colours.line))
+        painter.drawPath(card)
+        painter.setFont(font(TITLE + 0.5))
+        painter.setPen(QColor(colours.text))
+        painter.drawText(self._words_box(), WRAPPED | int(Qt.AlignmentFlag.AlignVCenter), self._text)
 
 
 def stack(*widgets: QWidget, spacing: int = 0) -> QVBoxLayout:

@@ -12,7 +12,6 @@ from PySide6.QtWidgets import (
     QButtonGroup,
     QFrame,
     QHBoxLayout,
-    QLabel,
     QPushButton,
     QScrollArea,
     QStackedWidget,
@@ -23,7 +22,7 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.bridge import EngineBridge
 from app.tuning import numbers
-from app.tuning.cards import stack
+from app.tuning.cards import TINY, Paragraph, stack
 from app.tuning.figures import LiveFigures
 from app.tuning.live import Chats, Live
 from app.tuning.pace import Meter, Pace
@@ -39,6 +38,7 @@ TABS_HEIGHT = 48  # px, as the window's top bar
 IDLE = "This panel: idle, no refreshes"
 PAGE_MAPS_PER_SECOND = 3.0
 STATUS_SECONDS = 8.0  # what a finished change took is shown that long
+SWITCH_WORDS_SECONDS = 2.0
 MOST_PENDING = 2000  # records kept unfolded while hidden
 
 
@@ -77,10 +77,10 @@ class Dock(QWidget):
         self.refresher = Refresher(self._refresh, self.meter, pace, clock, self)
         self.board = SwitchBoard(bridge, self.figures, self)
         self.live = Live(bridge, self.figures, self.meter, controller)
-        self.quick_switches = Switches(self.board)
-        self.switches = Switches(self.board)
-        self.cost = QLabel(IDLE)
-        self.cost.setProperty("part", "cost")
+        self.quick_switches = Switches(self.board, self.meter)
+        self.switches = Switches(self.board, self.meter)
+        self.cost = Paragraph(self.meter, TINY)
+        self.cost.show_text(IDLE)
         self.cost.setToolTip("Processor time this panel takes, measured around its refreshes and its painting.")
         self._pages = QStackedWidget(self)
         self._tabs = QButtonGroup(self)
@@ -192,7 +192,7 @@ class Dock(QWidget):
     def _on_loaded(self, loaded: ModelLoaded) -> None:
         self._fold()
         self.figures.on_model(loaded.info)
-        self.live.page_map.show_map(None)
+        self.live.forget_map()
         self._watch()
         self._say_at_once()
 
@@ -224,7 +224,7 @@ class Dock(QWidget):
         if self._pages.currentIndex() == 0:
             self.live.refresh(now)
             self.refresher.pace.useful_hz = 1.0 / self.live.rate_plot.seconds_per_pixel
-        if now - self._words_at >= 1.0:
+        if now - self._words_at >= SWITCH_WORDS_SECONDS:
             self._words_at = now
             if now - self._applied_at > STATUS_SECONDS:
                 self.board.clear_old_statuses()
@@ -236,12 +236,12 @@ class Dock(QWidget):
         share = numbers.percent(share_of_core + self._fold_meter.share_of_core())
         hz = self.refresher.pace.hz
         words = f"This panel: {share} % of one core, {hz:.0f} refreshes/s"
-        if words != self.cost.text() and self._clock() - self._words_at < 0.05:
-            self.cost.setText(words)
+        if self._clock() - self._words_at < 0.05:
+            self.cost.show_text(words)
 
     def _on_idle(self) -> None:
         self.live.refresh_words(self._clock())
-        self.cost.setText(IDLE)
+        self.cost.show_text(IDLE)
 
     def _on_theme_changed(self, colours: theme.Theme) -> None:
         self.setStyleSheet(dock_stylesheet(colours))

@@ -19,7 +19,7 @@ from app.tuning.page_map import PageMapView
 from app.tuning.plots import PagesPlot, RatePlot, StepTimePlot, TimePlot, page_colour
 from engine.events import PageMap, PoolSnapshot
 
-WORDS_SECONDS = 1.0  # sentences and facts change no more often than they can be read
+WORDS_SECONDS = 1.5  # sentences and facts change no more often than they can be read
 NUMBERS_SECONDS = 0.2
 
 
@@ -48,8 +48,9 @@ class Live(QWidget):
         self._figures, self._chats = figures, chats
         self._colour_indices: dict[int, int] = {}
         self._words_at = self._numbers_at = float("-inf")
+        self._latest_map: PageMap | None = None
         self._process = psutil.Process()
-        self.advice = AdviceCard(self)
+        self.advice = AdviceCard(meter, self)
         self.advice.setToolTip(HOW_PREDICTED)
         self.rate = BigNumber("tokens", meter)
         self.first_token = BigNumber("first token", meter)
@@ -132,6 +133,9 @@ class Live(QWidget):
         """Bring what is shown up to ``now`` (time.perf_counter()); each part at its own pace."""
         for plot in self.plots:
             plot.refresh(now)
+        if self._latest_map is not None:
+            self.page_map.show_map(self._latest_map)
+            self._latest_map = None
         if now - self._numbers_at >= NUMBERS_SECONDS:
             self._numbers_at = now
             figures = self._figures.now(now)
@@ -179,6 +183,11 @@ class Live(QWidget):
                 f"{pool.used:,} of {pool.total:,} held, {pool.shared:,} shared, {pool.cached:,} cached"
             )
 
+    def forget_map(self) -> None:
+        """The pages of a model that is gone."""
+        self._latest_map = None
+        self.page_map.show_map(None)
+
     def restyle(self) -> None:
         self._show_legends()
         for plot in self.plots:
@@ -188,8 +197,7 @@ class Live(QWidget):
     # ---- whose page it is
 
     def _on_pages_mapped(self, pages: PageMap) -> None:
-        if self.isVisible():
-            self.page_map.show_map(pages)
+        self._latest_map = pages  # painted with the next refresh
 
     def _colour_of(self, request_id: int) -> str:
         if request_id not in self._colour_indices:

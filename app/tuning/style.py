@@ -9,9 +9,6 @@ def dock_stylesheet(t: Theme) -> str:
     """Style sheet for the dock in ``t``'s colours."""
     return f"""
     QWidget#dock, QWidget#dockPage, QScrollArea#dockScroll {{ background: {t.panel}; border: 0; }}
-    QFrame#advice {{ background: {t.raised}; border: 1px solid {t.line}; border-left: 3px solid {t.accent};
-        border-radius: 7px; }}
-    QFrame#advice QLabel {{ color: {t.text}; font-size: 12.5px; }}
     QFrame#rule {{ background: {t.line}; border: 0; max-height: 1px; min-height: 1px; }}
     QPushButton[look="tab"] {{ background: transparent; border: 0; border-bottom: 2px solid transparent;
         border-radius: 0; padding: 14px 2px 13px 2px; color: {t.muted}; }}
@@ -31,9 +28,7 @@ def dock_stylesheet(t: Theme) -> str:
         border-bottom: 1px solid {t.line}; }}
     QWidget#switch {{ border-bottom: 1px solid {t.line}; }}
     QLabel[part="kind"] {{ color: {t.muted}; font-size: 10.5px; }}
-    QLabel[part="effect"] {{ color: {t.muted}; font-size: 11px; }}
     QLabel[part="explanation"] {{ color: {t.text}; font-size: 12px; padding: 4px 0 6px 0; }}
     QLabel[part="status"][tone="note"] {{ color: {t.muted}; font-size: 11px; }}
     QLabel[part="status"][tone="refusal"] {{ color: {t.error_text}; font-size: 11px; }}
-    QLabel[part="cost"] {{ color: {t.muted}; font-size: 10.5px; }}
     """

@@ -8,8 +8,9 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QMenu, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
-from app.tuning.cards import stack
+from app.tuning.cards import Paragraph, stack
 from app.tuning.effects import KIND_SENTENCES, KIND_WORDS
+from app.tuning.pace import Meter
 from app.tuning.switch_board import NO_MODEL, SwitchBoard, SwitchState
 from engine.options import OPTIONS, OptionEntry, Pile
 
@@ -82,7 +83,7 @@ class Pill(QPushButton):
 class SwitchRow(QWidget):
     """Title and kind of change, one line of effect, the pill; below, when asked for, the explanation."""
 
-    def __init__(self, option: OptionEntry, board: SwitchBoard, parent: QWidget | None = None) -> None:
+    def __init__(self, option: OptionEntry, board: SwitchBoard, meter: Meter, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.option, self._board = option, board
         self.setObjectName("switch")
@@ -95,7 +96,7 @@ class SwitchRow(QWidget):
         self.title.toggled.connect(self._on_toggled)
         self.kind = _label("kind", KIND_WORDS[option.kind])
         self.kind.setToolTip(KIND_SENTENCES[option.kind])
-        self.effect = _label("effect")
+        self.effect = Paragraph(meter)
         self.status = _label("status")
         self.status.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.status.hide()
@@ -130,7 +131,7 @@ class SwitchRow(QWidget):
         """Show the board's state; texts that did not change cost nothing."""
         state = self._board.state(self.option.key)
         self.pill.show_state(state, self._board.has_model)
-        _show_text(self.effect, self._board.effect(self.option.key))
+        self.effect.show_text(self._board.effect(self.option.key))
         tone = "refusal" if state.is_refusal else "note"
         if self.status.property("tone") != tone:
             self.status.setProperty("tone", tone)
@@ -155,6 +156,7 @@ class Switches(QWidget):
     def __init__(
         self,
         board: SwitchBoard,
+        meter: Meter,
         options: Iterable[OptionEntry] = OPTIONS,
         parent: QWidget | None = None,
     ) -> None:
@@ -167,7 +169,7 @@ class Switches(QWidget):
         for pile in sorted({option.pile for option in chosen}, key=_order_of):
             layout.addWidget(_label("pile", str(pile.value)))
             for option in (option for option in chosen if option.pile is pile):
-                row = SwitchRow(option, board, self)
+                row = SwitchRow(option, board, meter, self)
                 self.rows[option.key] = row
                 layout.addWidget(row)
         board.switch_changed.connect(self._on_switch_changed)
@@ -198,7 +200,7 @@ def _label(part: str, text: str = "") -> QLabel:
     label = QLabel(text)
     label.setIndent(0)
     label.setProperty("part", part)
-    label.setWordWrap(part in ("explanation", "status", "effect"))
+    label.setWordWrap(part in ("explanation", "status"))
     label.setTextFormat(Qt.TextFormat.PlainText)
     return label
 

@@ -184,7 +184,7 @@ def test_the_dock_has_one_timer_and_says_what_it_costs(shown, qtbot):
     shown.steps(10)
     shown.dock.refresher.note_work()
     with qtbot.waitSignal(shown.dock.refresher.refreshed):
-        shown.now += 1.1
+        shown.now += 2.1
     assert "% of one core, " in shown.dock.cost.text()
 
 
