@@ -47,6 +47,7 @@ def _buttons(t: Theme) -> str:
     QToolButton:focus {{ border: 1px solid {t.accent}; color: {t.text}; }}
     QToolButton:checked {{ color: {t.text}; }}
     QToolButton:disabled {{ color: {t.line}; }}
+    QWidget#topbar QToolButton {{ padding: 4px; }}
     QToolButton::menu-indicator {{ image: none; }}
     """
 

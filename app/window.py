@@ -243,12 +243,19 @@ class MainWindow(QMainWindow):
         self._is_overlay = is_overlay
         if is_overlay:
             self.dock.setParent(self)
-            self.dock.setProperty("overlay", True)
+            self._frame_dock(True)
         else:
-            self.dock.setProperty("overlay", False)
+            self._frame_dock(False)
             self.splitter.addWidget(self.dock)
             self.splitter.setStretchFactor(2, 0)
         self._show_dock(not is_overlay and self._wants_dock)
+
+    def _frame_dock(self, is_overlay: bool) -> None:
+        """A line at its left while it lies over the chat; beside it the splitter draws one."""
+        self.dock.setProperty("overlay", is_overlay)
+        self.dock.setContentsMargins(_LINE if is_overlay else 0, 0, 0, 0)
+        self.dock.style().unpolish(self.dock)
+        self.dock.style().polish(self.dock)
 
     def _place_overlay(self) -> None:
         if self._is_overlay and self.is_dock_shown:
