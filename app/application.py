@@ -79,7 +79,7 @@ def qt_application() -> QApplication:
 def build(
     paths: Paths | None = None,
     settings: SettingsStore | None = None,
-    make_service: MakeService = make_engine_service,
+    make_service: MakeService | None = None,
     model: str | None = None,
     theme_mode: theme.Mode | None = None,
 ) -> tuple[QApplication, MainWindow]:
@@ -91,7 +91,7 @@ def build(
     app = qt_application()
     kept = settings or SettingsStore(where.settings_file)
     theme.apply(app, theme_mode or kept.settings.theme)
-    bridge = EngineBridge(make_service)
+    bridge = EngineBridge(make_service or make_engine_service)
     controller = ChatController(ChatStore(where.chats_file), bridge, kept)
     dock, verdict = _make_dock(bridge, controller, kept)
     sidebar = Sidebar(controller)

@@ -159,8 +159,16 @@ def apply(app: QApplication, mode: Mode = "system") -> Theme:
         app.setProperty("ridgeline_styled", True)
         app.setStyle("Fusion")
         tell.follow(app)
+    _tell_desktop(mode)
     _put_on(app, tell)
     return tell.theme
+
+
+def _tell_desktop(mode: Mode) -> None:
+    """Title bars and native dialogs follow the choice too (Qt 6.8 and newer)."""
+    scheme = Qt.ColorScheme
+    wanted = {"system": scheme.Unknown, "light": scheme.Light, "dark": scheme.Dark}[mode]
+    QGuiApplication.styleHints().setColorScheme(wanted)
 
 
 def _put_on(app: QApplication, tell: ThemeNotifier) -> None:
@@ -179,9 +187,12 @@ def _put_on(app: QApplication, tell: ThemeNotifier) -> None:
 def theme_for(mode: Mode) -> Theme:
     """The Theme that ``mode`` means now; "system" is light unless the desktop says dark."""
     if mode == "system":
-        is_dark = QGuiApplication.styleHints().colorScheme() == Qt.ColorScheme.Dark
-        return DARK if is_dark else LIGHT
+        return DARK if desktop_is_dark() else LIGHT
     return DARK if mode == "dark" else LIGHT
+
+
+def desktop_is_dark() -> bool:
+    return QGuiApplication.styleHints().colorScheme() == Qt.ColorScheme.Dark
 
 
 def points(pixels: float) -> float:

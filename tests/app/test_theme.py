@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtGui import QFontInfo, QPalette
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QFontInfo, QGuiApplication, QPalette
 from PySide6.QtWidgets import QApplication
 
 from app import theme
@@ -60,6 +61,18 @@ def test_apply_sets_palette_stylesheet_and_tells_listeners(app: QApplication) ->
     finally:
         theme.notifier().theme_changed.disconnect(heard.append)
     assert heard == [LIGHT, DARK]
+
+
+def test_the_system_mode_follows_the_desktop(app: QApplication, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = QGuiApplication.styleHints().colorSchemeChanged
+    theme.apply(app, "system")
+    for is_dark, expected in ((True, DARK), (False, LIGHT)):
+        monkeypatch.setattr(theme, "desktop_is_dark", lambda is_dark=is_dark: is_dark)
+        changed.emit(Qt.ColorScheme.Unknown)
+        assert theme.current() is expected
+    theme.apply(app, "dark")
+    changed.emit(Qt.ColorScheme.Light)
+    assert theme.current() is DARK  # the user's own choice wins
 
 
 def test_an_unknown_mode_names_the_ones_that_exist(app: QApplication) -> None:

@@ -20,8 +20,9 @@ from app import theme
 from app.actions import ACTIONS, fill_menu, help_rows
 from app.chat.markdown import BlockKind
 from app.chat.panel import READING_WIDTH, reading_column
-from app.paths import Paths
+from app.paths import Paths, find_paths
 from app.settings import SettingsStore
+from app.store import ChatStore
 from app.window import DOCK_NARROWEST, OVERLAY_BELOW
 from engine.commands import Abort, CancelLoad, LoadModel, Submit
 from tests.app.scripted_service import Script
@@ -422,3 +423,41 @@ def test_the_window_does_without_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.strip() == "[]", done.stderr[-2000:]
+
+
+RUN = """
+import sys, threading
+from PySide6.QtCore import QTimer
+from PySide6.QtWidgets import QApplication
+from app import application
+from tests.app.scripted_service import Script, ScriptedService
+service = []
+def make(wake):
+    service.append(ScriptedService(wake, Script(reply_tokens=100000), threaded=True))
+    return service[-1]
+application.make_engine_service = make
+def act():
+    window = next(w for w in QApplication.topLevelWidgets() if w.objectName() == "" and hasattr(w, "panel"))
+    if window.chooser.info is None:
+        QTimer.singleShot(20, act)
+        return
+    window.panel.send("Hello")
+    QTimer.singleShot(200, window.close)
+application.qt_application()
+QTimer.singleShot(0, act)
+code = application.run("starter")
+print(code, service[0].is_alive, [t.name for t in threading.enumerate()])
+"""
+
+
+def test_run_ends_in_the_middle_of_a_reply_and_leaves_no_thread(tmp_path: Path) -> None:
+    """FIELD 46: the process is gone, exit code 0; what had streamed is on disk."""
+    done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "0 False ['MainThread']", done.stderr[-2000:]
+    assert done.returncode == 0
+    store = ChatStore(find_paths().chats_file)
+    (chat,) = store.conversations()
+    question, reply = store.messages(chat.conversation_id)
+    store.close()
+    assert question.text == "Hello"
+    assert reply.text
