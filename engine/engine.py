@@ -408,7 +408,7 @@ def _as_prompt(prompt: Prompt | ChatMessages) -> Prompt:
     """Messages may also be given as {"role", "content"} mappings."""
     if isinstance(prompt, str) or not any(isinstance(part, Mapping) for part in prompt):
         return prompt if isinstance(prompt, str) else tuple(prompt)  # type: ignore[return-value]
-    return tuple(Message(part["role"], part["content"]) for part in prompt)  # type: ignore[arg-type, call-overload, index]
+    return tuple(Message(part["role"], part["content"]) for part in prompt)  # type: ignore[arg-type, index]
 
 
 def _phase(num_prefill: int, num_decode: int) -> Phase:

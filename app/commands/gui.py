@@ -29,6 +29,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(
             f"The window needs {missing[0].file} and this system lacks it. Install what is missing:\n  {line}"
         )
-    from app import application
+    from app.application import run as run_window
 
-    return application.run(arguments.model)
+    return run_window(arguments.model)

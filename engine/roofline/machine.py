@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -155,7 +154,7 @@ def _keep(figures: MachineFigures, cache: Path) -> None:
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(text, encoding="utf-8")
-        os.replace(part, cache)
+        part.replace(cache)
     except OSError as error:
         _log.warning("This machine's figures could not be kept in %s: %s", cache, error)
 
