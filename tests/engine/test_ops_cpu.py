@@ -93,14 +93,14 @@ def test_head_gives_fp32_logits_capped_when_asked(scheme: str) -> None:
     assert relative_error(ops.head(x, packed, 5.0), 5.0 * torch.tanh(wanted / 5.0)) < 0.01
 
 
-@pytest.mark.parametrize("num_rows", [1, 3, 40])
+@pytest.mark.parametrize("num_rows", [1, 3, 60])
 def test_the_path_that_ran_is_named(num_rows: int) -> None:
     ops = CpuOps()
     packed = ops.pack(torch.randn(64, 64, generator=seeded(8)), None, "int4")
     ops.linear(torch.randn(num_rows, 64).bfloat16(), packed)
     path = ops.active_paths()["products"]
-    assert ("torch packed product" in path) == (num_rows <= cpu_products.PACKED_ROWS)
-    assert ("unpacked for 40 rows" in path) == (num_rows == 40)
+    assert ("torch packed product" in path) == (num_rows < cpu_products.BATCH_ROWS)
+    assert ("unpacked for 60 rows" in path) == (num_rows == 60)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -192,6 +192,7 @@ def test_paged_attention(
     num_pages = 1 + sum(-(-(count + past) // page_size) for count, past in lengths)
     order = torch.randperm(num_pages - 1, generator=generator) + 1 if scattered else torch.arange(1, num_pages)
     caches = torch.full((2, num_pages, page_size, num_kv_heads, head_dim), torch.nan, dtype=dtype)
+    caches[:, 0] = 0  # the page that padding reads
     for count, past in lengths:
         context = count + past
         needed = -(-context // page_size)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from engine.ops import reference
-from engine.ops.cpu import products
+from engine.ops.cpu import packing
 from engine.ops.cpu.attention import PagedAttention
-from engine.ops.cpu.pointwise import gated_mlp_activation, rms_norm, rope_and_write_kv
+from engine.ops.cpu.pointwise import Norms, Rotations, gated_mlp_activation
+from engine.ops.cpu.products import Products
 from engine.ops.interface import AttentionParams, Packed, Span
 
 
@@ -25,8 +26,10 @@ class CpuOps:
 
     def __init__(self, fused: bool = True) -> None:
         self.fused = fused
-        self._products = products.Products()
+        self._products = Products()
         self._attention = PagedAttention()
+        self._norm = Norms()
+        self._rotate = Rotations()
 
     def activation_dtype(self, scheme: str) -> torch.dtype:
         """fp32 with full weights; bf16 with packed ones, since torch's packed products are slow with anything else."""
@@ -40,10 +43,10 @@ class CpuOps:
         }
 
     def pack(self, weight: Tensor, bias: Tensor | None, scheme: str) -> Packed:
-        return products.pack(weight, bias, scheme)
+        return packing.pack(weight, bias, scheme)
 
     def unpack(self, packed: Packed) -> Tensor:
-        return products.unpack(packed)
+        return packing.unpack(packed)
 
     def linear(self, x: Tensor, packed: Packed, residual: Tensor | None = None) -> Tensor:
         out = self._products.linear(x, packed)
@@ -52,7 +55,7 @@ class CpuOps:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if not self.fused:
             return reference.rms_norm(x, weight, eps)
-        return rms_norm(x, weight, eps)
+        return self._norm(x, weight, eps)
 
     def rope_and_write_kv(
         self,
@@ -66,8 +69,21 @@ class CpuOps:
         values: Tensor,
         slots: Tensor,
     ) -> Tensor:
-        run = rope_and_write_kv if self.fused else reference.rope_and_write_kv
-        return run(qkv, cos, sin, q_norm, k_norm, eps, keys, values, slots)
+        if not self.fused:
+            return reference.rope_and_write_kv(qkv, cos, sin, q_norm, k_norm, eps, keys, values, slots)
+        num_kv_heads, head_dim = keys.shape[2:]
+        heads = qkv.view(qkv.shape[0], -1, head_dim)
+        num_q_heads = heads.shape[1] - 2 * num_kv_heads
+        turned, v = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
+        if q_norm is not None and k_norm is not None:
+            q, k = turned.split((num_q_heads, num_kv_heads), dim=1)
+            turned = torch.cat((self._norm(q, q_norm, eps), self._norm(k, k_norm, eps)), dim=1)
+        if cos is not None and sin is not None:
+            turned = self._rotate(turned, cos, sin)
+        q, k = turned.split((num_q_heads, num_kv_heads), dim=1)
+        keys.view(-1, num_kv_heads, head_dim).index_copy_(0, slots, k)
+        values.view(-1, num_kv_heads, head_dim).index_copy_(0, slots, v)
+        return q
 
     def paged_attention(
         self, q: Tensor, keys: Tensor, values: Tensor, spans: Sequence[Span], params: AttentionParams
@@ -83,7 +99,7 @@ class CpuOps:
         return gated_mlp_activation(gate_up, activation)
 
     def embed(self, packed: Packed, token_ids: Tensor, scale: float, out_dtype: torch.dtype) -> Tensor:
-        return reference.scaled_rows(products.embedding_rows(packed, token_ids), scale, out_dtype)
+        return reference.scaled_rows(packing.embedding_rows(packed, token_ids), scale, out_dtype)
 
     def head(self, x: Tensor, packed: Packed, softcap: float | None) -> Tensor:
         return reference.soft_cap(self._products.linear(x, packed).float(), softcap)
