@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from engine.ops import reference
 from engine.ops.cpu import CpuOps
 from engine.ops.cpu import products as cpu_products
+from engine.ops.cpu.packing import CpuPacked
 from engine.ops.interface import AttentionParams, Span
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -103,17 +104,60 @@ def test_the_path_that_ran_is_named(num_rows: int) -> None:
     assert ("unpacked for 60 rows" in path) == (num_rows == 60)
 
 
+def multiply_often(ops: CpuOps, packed: CpuPacked, x: torch.Tensor) -> torch.Tensor:
+    for _ in range(30):
+        out = ops.linear(x, packed)
+    return out
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("shape", [(100, 48), (1024, 2112)])
+def test_batches_keep_a_copy_that_stands_for_the_same_weights(
+    scheme: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_products, "dense_dtype", lambda: torch.bfloat16)
+    monkeypatch.setattr(cpu_products, "_SHARE_LEFT_AVAILABLE", -1.0)
+    ops = CpuOps()
+    packed = ops.pack(torch.randn(shape, generator=seeded(17)), None, scheme)
+    x = torch.randn(8, shape[1], generator=seeded(18)).bfloat16()
+    first = ops.linear(x, packed)
+    assert packed.unpacked.weight is None  # type: ignore[attr-defined]
+    later = multiply_often(ops, packed, x)  # type: ignore[arg-type]
+    assert packed.unpacked.weight is not None  # type: ignore[attr-defined]
+    assert "copy kept for batches" in ops.active_paths()["products"]
+    wanted = F.linear(x.float(), ops.unpack(packed))
+    assert relative_error(first, wanted) < 0.01
+    assert relative_error(later, wanted) < 0.01
+    ops.linear(x[:1], packed)
+    assert "torch packed product" in ops.active_paths()["products"]
+
+
+@pytest.mark.parametrize(("dtype", "share"), [(torch.bfloat16, 1.1), (torch.float32, -1.0)])
+def test_no_copy_is_kept_without_memory_or_native_bf16(
+    dtype: torch.dtype, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_products, "dense_dtype", lambda: dtype)
+    monkeypatch.setattr(cpu_products, "_SHARE_LEFT_AVAILABLE", share)
+    ops = CpuOps()
+    packed = ops.pack(torch.randn(64, 64, generator=seeded(19)), None, "int4")
+    multiply_often(ops, packed, torch.randn(8, 64, generator=seeded(20)).bfloat16())  # type: ignore[arg-type]
+    assert packed.unpacked.weight is None  # type: ignore[attr-defined]
+    multiply_often(ops, packed, torch.randn(100, 64, generator=seeded(21)).bfloat16())  # type: ignore[arg-type]
+    assert "unpacked for 100 rows" in ops.active_paths()["products"]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 576), (1, 1, 64), (5, 576), (3, 7, 33), (1, 4, 64)])
+@pytest.mark.parametrize("shape", [(1, 576), (1, 1, 64), (5, 576), (3, 7, 33), (1, 4, 64), (40, 64)])
 @pytest.mark.parametrize("size", [1e-4, 1.0, 300.0])
 def test_rms_norm(dtype: torch.dtype, shape: tuple[int, ...], size: float) -> None:
     x = (torch.randn(shape, generator=seeded(9)) * size).to(dtype)
     weight = torch.randn(shape[-1], generator=seeded(10))
     before = x.clone()
-    got = CpuOps().rms_norm(x, weight, 1e-5)
-    assert got.dtype == dtype
-    assert relative_error(got, reference.rms_norm(x.float(), weight, 1e-5)) < TOLERANCE[dtype] / 2
-    assert torch.equal(x, before)
+    for multipliers in (weight, weight.bfloat16().float()):  # the second is exact in bf16, which takes a shorter way
+        got = CpuOps().rms_norm(x, multipliers, 1e-5)
+        assert got.dtype == dtype
+        assert relative_error(got, reference.rms_norm(x.float(), multipliers, 1e-5)) < TOLERANCE[dtype] / 2
+        assert torch.equal(x, before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -210,9 +254,27 @@ def test_paged_attention(
         got = ops.paged_attention(q, *caches, tuple(spans), params)
         wanted = reference.paged_attention(q.float(), *caches, spans, params)
         assert relative_error(got, wanted) < TOLERANCE[dtype]
-    in_place = all(span.pages[-1] - span.pages[0] == len(span.pages) - 1 for span in spans)
-    if in_place and not scattered:
-        assert ops.active_paths()["attention"].endswith("read in place")
+    path = ops.active_paths()["attention"]
+    if len(spans) >= 3 and all(span.count == 1 for span in spans):
+        assert path.endswith("gathered into one call")
+    elif not scattered:
+        assert path.endswith("read in place")
+
+
+@pytest.mark.parametrize(("context", "is_together"), [(100, True), (1000, False)])
+@pytest.mark.parametrize("window", [None, 33])
+def test_decoding_chats_share_a_call_while_their_contexts_are_short(
+    context: int, is_together: bool, window: int | None
+) -> None:
+    contexts = [context, 1, context - 37, 20]
+    caches = torch.randn(2, 300, 16, 2, 16, generator=seeded(22))
+    spans = tuple(Span(row, 1, c, range(1 + 70 * row, 71 + 70 * row)) for row, c in enumerate(contexts))
+    q = torch.randn(4, 6, 16, generator=seeded(23))
+    params = AttentionParams(scale=0.25, window=window)
+    ops = CpuOps()
+    wanted = reference.paged_attention(q, *caches, spans, params)
+    assert relative_error(ops.paged_attention(q, *caches, spans, params), wanted) < 1e-5
+    assert ("one call" in ops.active_paths()["attention"]) == (is_together or window is not None)
 
 
 def test_softcap_runs_the_plain_attention() -> None:

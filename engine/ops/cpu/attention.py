@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -94,7 +95,7 @@ class PagedAttention:
         if spans is not self._step.spans:
             is_decode = all(span.count == 1 and span.start == row for row, span in enumerate(spans))
             if not is_decode:
-                assert all(a.start + a.count == b.start for a, b in zip(spans, spans[1:], strict=False))
+                assert all(a.start + a.count == b.start for a, b in pairwise(spans))
             self._step = _Step(spans, is_decode)
         return self._step
 
@@ -118,7 +119,7 @@ class PagedAttention:
 
     def _read(self, cache: Tensor, reading: _Reading, which: int) -> Tensor:
         """The span's part of ``cache`` [num_pages, P, K, D] as [1, K, num_keys, D], a view where possible."""
-        _, page_size, num_heads, head_dim = cache.shape
+        num_heads, head_dim = cache.shape[2:]
         row = num_heads * head_dim
         if reading.pages is not None:
             cache = self._gathered(cache, reading.pages, which)

@@ -72,9 +72,10 @@ class CpuOps:
         if not self.fused:
             return reference.rope_and_write_kv(qkv, cos, sin, q_norm, k_norm, eps, keys, values, slots)
         num_kv_heads, head_dim = keys.shape[2:]
-        heads = qkv.view(qkv.shape[0], -1, head_dim)
+        num_rows, kv_size = qkv.shape[0], num_kv_heads * head_dim
+        heads = qkv.view(num_rows, -1, head_dim)
         num_q_heads = heads.shape[1] - 2 * num_kv_heads
-        turned, v = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
+        turned = heads[:, :-num_kv_heads]
         if q_norm is not None and k_norm is not None:
             q, k = turned.split((num_q_heads, num_kv_heads), dim=1)
             turned = torch.cat((self._norm(q, q_norm, eps), self._norm(k, k_norm, eps)), dim=1)
@@ -82,7 +83,7 @@ class CpuOps:
             turned = self._rotate(turned, cos, sin)
         q, k = turned.split((num_q_heads, num_kv_heads), dim=1)
         keys.view(-1, num_kv_heads, head_dim).index_copy_(0, slots, k)
-        values.view(-1, num_kv_heads, head_dim).index_copy_(0, slots, v)
+        values.view(-1, kv_size).index_copy_(0, slots, qkv[:, -kv_size:])
         return q
 
     def paged_attention(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import count
 
 import torch
 import torch.nn.functional as F
@@ -13,14 +14,20 @@ from engine.ops.interface import Packed
 from engine.weights.quantize import INT4_GROUP, quantize_int4, quantize_int8, row_slices
 
 SCHEMES = ("none", "int8", "int4")
+_BATCHES_BEFORE_KEEPING = 4  # one short prompt is no reason to spend memory
+_STEPS_TO_KEEP_ALL = 16
+_serial = count()
 
 
 @dataclass(slots=True)
 class Unpacked:
-    """What batches keep of a matrix: ``weight`` as its dense product reads it, once enough batches came by."""
+    """What batches keep of a matrix: ``weight`` as its dense product reads it, once enough batches came by.
+
+    batches_left: how many more must come. It differs from matrix to matrix, so that no single step unpacks them all.
+    """
 
     weight: Tensor | None = None
-    num_batches: int = 0
+    batches_left: int = field(default_factory=lambda: _BATCHES_BEFORE_KEEPING + next(_serial) % _STEPS_TO_KEEP_ALL)
 
 
 @dataclass(frozen=True, slots=True)

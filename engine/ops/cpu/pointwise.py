@@ -94,10 +94,9 @@ class Rotations:
 
         The tables are fp32; the products are taken in x's dtype, as x itself is rounded to it.
         """
-        num_rows, num_heads, head_dim = x.shape
         half = cos.shape[1]
         rotation = self._prepared.get((id(cos), x.dtype)) or self._prepare(cos, sin, x.dtype)
-        if 2 * half == head_dim:
+        if 2 * half == x.shape[2]:
             pairs = x.unflatten(2, (2, half))
             return torch.mul(pairs, rotation.cos).addcmul_(pairs.flip(2), rotation.signed_sin).flatten(2)
         pairs = x[..., : 2 * half].unflatten(2, (2, half))

@@ -27,7 +27,6 @@ BATCH_ROWS = 6  # a kept bf16 copy beats the packed product
 LARGEST_BATCH_ROWS = 64  # more rows than this are a prompt, not a batch of chats
 SCRATCH_ROWS = {torch.bfloat16: 20, torch.float32: 48}  # unpacking for this one product beats the packed product
 
-_BATCHES_BEFORE_KEEPING = 4  # one short prompt is no reason to spend memory
 _SHARE_LEFT_AVAILABLE = 0.5  # of the machine's memory, after keeping copies
 _SCRATCH_ELEMENTS = 1 << 21  # weights unpacked at a time
 
@@ -76,8 +75,8 @@ class Products:
         assert isinstance(packed, CpuPacked)
         unpacked = packed.unpacked
         if unpacked.weight is None and self._may_keep and num_rows <= LARGEST_BATCH_ROWS:
-            unpacked.num_batches += 1
-            if unpacked.num_batches > _BATCHES_BEFORE_KEEPING:
+            unpacked.batches_left -= 1
+            if unpacked.batches_left < 0:
                 self._keep(packed)
         return unpacked.weight is not None or num_rows >= self._scratch_rows
 
