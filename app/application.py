@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QApplication, QWidget
 
 from app import log, theme
@@ -29,7 +28,6 @@ from engine.service import EngineService
 logger = logging.getLogger(__name__)
 
 MakeService = Callable[[Callable[[], None]], Service]
-FIRST_LOAD_MILLISECONDS = 120
 NOT_ENDED = "The engine thread did not end in time; the process ends without it."
 
 
@@ -106,7 +104,7 @@ def build(
     _open_first_chat(window, controller, kept)
     _say_troubles(window, controller, kept)
     # Importing torch holds the interpreter for seconds, even on its own thread: the window is painted first.
-    QTimer.singleShot(FIRST_LOAD_MILLISECONDS, window, lambda: window.chooser.load(model or kept.settings.model_source))
+    window.first_painted.connect(lambda: window.chooser.load(model or kept.settings.model_source))
     return app, window
 
 

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QByteArray, QSize, Qt
-from PySide6.QtGui import QCloseEvent, QColor, QGuiApplication, QIcon, QPainter, QPixmap, QResizeEvent, QShowEvent
+from PySide6.QtCore import QByteArray, QSize, Qt, QTimer, Signal
+from PySide6.QtGui import (
+    QCloseEvent,
+    QColor,
+    QGuiApplication,
+    QIcon,
+    QPainter,
+    QPaintEvent,
+    QPixmap,
+    QResizeEvent,
+    QShowEvent,
+)
 from PySide6.QtWidgets import (
     QApplication,
     QDialog,
@@ -44,10 +54,15 @@ _LINE = 1
 class MainWindow(QMainWindow):
     """Three columns. Owns no chat state: it shows the controller's.
 
+    Signals:
+        first_painted: once, when the window has been drawn.
+
     Attributes:
         on_close: called once, when the window closes for good.
         lifetime: what on_close ends, set by app.application.
     """
+
+    first_painted = Signal()
 
     def __init__(
         self,
@@ -68,7 +83,7 @@ class MainWindow(QMainWindow):
         self._is_overlay = False
         self._wants_dock = settings.settings.dock_visible
         self._dock_width = max(DOCK_NARROWEST, min(settings.settings.dock_width, DOCK_WIDEST))
-        self._is_closed = False
+        self._is_closed = self._is_painted = False
         self._listed: set[str] = set()
         self.notice = Notice(self)
         self.chooser = ModelChooser(bridge, settings, self.notice, list_models, self)
@@ -262,6 +277,12 @@ class MainWindow(QMainWindow):
             width = min(self._dock_width, self.width() - 40)
             self.dock.setGeometry(self.width() - width, 49, width, self.height() - 49)
             self.dock.raise_()
+
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        super().paintEvent(event)
+        if not self._is_painted:
+            self._is_painted = True
+            QTimer.singleShot(0, self, self.first_painted.emit)
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
         super().showEvent(event)

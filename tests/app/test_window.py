@@ -18,6 +18,7 @@ from pytestqt.qtbot import QtBot
 
 from app import theme
 from app.actions import ACTIONS, fill_menu, help_rows
+from app.application import build
 from app.chat.markdown import BlockKind
 from app.chat.panel import READING_WIDTH, reading_column
 from app.paths import Paths, find_paths
@@ -25,7 +26,7 @@ from app.settings import SettingsStore
 from app.store import ChatStore
 from app.window import DOCK_NARROWEST, OVERLAY_BELOW
 from engine.commands import Abort, CancelLoad, LoadModel, Submit
-from tests.app.scripted_service import Script
+from tests.app.scripted_service import Script, ScriptedService
 from tests.app.window_parts import Parts, make_window
 
 Open = Callable[..., Parts]
@@ -461,3 +462,23 @@ def test_run_ends_in_the_middle_of_a_reply_and_leaves_no_thread(tmp_path: Path) 
     store.close()
     assert question.text == "Hello"
     assert reply.text
+
+
+def test_the_model_is_loaded_only_after_the_window_was_drawn(qtbot: QtBot, tmp_path: Path) -> None:
+    services: list[ScriptedService] = []
+
+    def make(wake: Callable[[], None]) -> ScriptedService:
+        services.append(ScriptedService(wake))
+        return services[-1]
+
+    paths = Paths(tmp_path, tmp_path / "config", tmp_path / "cache", tmp_path / "logs")
+    _, window = build(paths=paths, make_service=make, model="some.gguf", theme_mode="dark")
+    qtbot.addWidget(window)
+    try:
+        QTest.qWait(50)
+        assert services == []
+        window.show()
+        qtbot.waitUntil(lambda: bool(services) and bool(services[0].posted), timeout=3000)
+        assert services[0].posted[0] == LoadModel("some.gguf", {})
+    finally:
+        window.close()
