@@ -104,6 +104,17 @@ def test_the_path_that_ran_is_named(num_rows: int) -> None:
     assert ("unpacked for 60 rows" in path) == (num_rows == 60)
 
 
+def test_head_and_layers_name_their_paths_apart() -> None:
+    """A prompt's layers multiply many rows, its head one: neither may be named for the other."""
+    ops = CpuOps()
+    packed = ops.pack(torch.randn(64, 64, generator=seeded(24)), None, "int8")
+    ops.linear(torch.randn(100, 64).bfloat16(), packed)
+    ops.head(torch.randn(1, 64).bfloat16(), packed, None)
+    paths = ops.active_paths()
+    assert "unpacked for 100 rows" in paths["products"]
+    assert paths["head"] == "int8: torch packed product, bf16 activations"
+
+
 def multiply_often(ops: CpuOps, packed: CpuPacked, x: torch.Tensor) -> torch.Tensor:
     for _ in range(30):
         out = ops.linear(x, packed)

@@ -29,6 +29,7 @@ class CpuOps:
         self._products = Products()
         self._attention = PagedAttention()
         self._norm = Norms()
+        self._head_path = ""
         self._rotate = Rotations()
 
     def activation_dtype(self, scheme: str) -> torch.dtype:
@@ -36,9 +37,10 @@ class CpuOps:
         return torch.float32 if scheme == "none" else torch.bfloat16
 
     def active_paths(self) -> dict[str, str]:
-        """The paths the latest step took: products with quantized weights, attention."""
+        """The paths the latest step took: the layers' products, the head's, attention."""
         return {
             "products": self._products.active_path,
+            "head": self._head_path,
             "attention": self._attention.last_path if self.fused else "torch reference attention",
         }
 
@@ -91,6 +93,7 @@ class CpuOps:
     ) -> Tensor:
         # torch's fused attention knows no score cap (Gemma 2): those layers run as plain steps.
         if not self.fused or params.softcap is not None:
+            self._attention.last_path = "torch reference attention (scores are capped)"
             return reference.paged_attention(q, keys, values, spans, params)
         return self._attention(q, keys, values, spans, params)
 
@@ -103,4 +106,7 @@ class CpuOps:
         return reference.scaled_rows(packing.embedding_rows(packed, token_ids), scale, out_dtype)
 
     def head(self, x: Tensor, packed: Packed, softcap: float | None) -> Tensor:
-        return reference.soft_cap(self._products.linear(x, packed).float(), softcap)
+        layers_path = self._products.active_path
+        logits = self._products.linear(x, packed).float()
+        self._head_path, self._products.active_path = self._products.active_path, layers_path
+        return reference.soft_cap(logits, softcap)

@@ -46,7 +46,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 class Products:
     """``linear`` over packed weights, with the scratch buffer its dense paths share.
 
-    active_path: the path the latest product with quantized weights took.
+    active_path: the path the latest product took.
     """
 
     def __init__(self) -> None:
@@ -59,6 +59,7 @@ class Products:
     def linear(self, x: Tensor, packed: Packed) -> Tensor:
         """x [N, in] -> [N, out] in x's dtype, bias added."""
         if packed.scheme == "none":
+            self.active_path = packed.path
             return F.linear(x, packed.data[0], packed.bias)
         num_rows = x.shape[0]
         if num_rows >= BATCH_ROWS and self._is_dense(num_rows, packed):
