@@ -230,8 +230,12 @@ class ChatController(QObject):
             self.reveal(chat_id, siblings[index])
 
     def reveal(self, chat_id: str, message_id: str) -> None:
-        """Show the branch that holds ``message_id`` (a search hit, for example)."""
-        changed = self._conversation(chat_id).choose(message_id)
+        """Show the branch that holds ``message_id`` (a search hit, for example).
+
+        A message that another window wrote after this one had read the chat is not known here; nothing happens.
+        """
+        conversation = self._conversation(chat_id)
+        changed = conversation.choose(message_id) if message_id in conversation else []
         if not changed:
             return
         self._keep_choices(chat_id, changed)

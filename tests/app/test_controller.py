@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from app.store import ChatStore, MessageRecord
 from app.store.records import INTERRUPTED
 from engine.commands import Abort, LoadModel, MeasureContext, Message, Submit
 from engine.events import Finished, FinishReason, RequestUsage, TokenDelta
@@ -458,6 +459,20 @@ def test_a_search_hit_on_a_hidden_branch_can_be_shown(desk: Desk) -> None:
     [hit] = [hit for hit in desk.controller.search("needle") if hit.message_id]
     desk.controller.reveal(chat, hit.message_id or "")
     assert desk.texts(chat)[0][1] == "The old needle"
+
+
+def test_a_hit_that_another_window_wrote_is_harmless(desk: Desk) -> None:
+    chat = asked(desk)
+    other = ChatStore(desk.store.path)
+    record = MessageRecord("elsewhere", ids(desk, chat)[1], "user", "needle", "done", 1.0)
+    other.add_message(other.conversations()[0], record)
+    other.close()
+    before = desk.texts(chat)
+    [hit] = desk.controller.search("needle")
+    desk.controller.reveal(chat, hit.message_id or "")
+    assert desk.texts(chat) == before
+    desk.restart()
+    assert desk.texts(chat) == [*before, ("user", "needle", "done")]
 
 
 def test_the_context_is_counted_by_the_engine_before_sending(desk: Desk) -> None:
