@@ -44,6 +44,28 @@ sizes = [tensor.nbytes for tensor in kept.values()]
 print(json.dumps({"peak": status("VmHWM") - before, "final": sum(sizes), "largest": max(sizes)}))
 """
 
+# The same for a whole decoder: each matrix is packed before the next is read. What was there before is the source,
+# the modules and the first use of the packing.
+_PACKER = """
+import json, re, sys
+from pathlib import Path
+import torch
+from engine.model.load import build_decoder
+from engine.ops.cpu import CpuOps
+from engine.weights.source import open_source
+def status(key):
+    return int(re.search(rf"{key}:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+ops = CpuOps()
+ops.pack(torch.randn(64, 64), None, "int4")
+source = open_source(Path(sys.argv[1]))
+source.read("final_norm")
+Path("/proc/self/clear_refs").write_text("5")
+before = status("VmRSS")
+decoder = build_decoder(source, {True: ops, False: ops}, "int4")
+largest = source.spec.vocab_size * source.spec.hidden_size * 4
+print(json.dumps({"peak": status("VmHWM") - before, "final": decoder.weight_bytes, "largest": largest}))
+"""
+
 
 def _write_gguf(path: Path) -> None:
     writer = GGUFWriter(path, "llama")
@@ -97,17 +119,35 @@ def _write_folder(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark")
+def _run(code: str, path: Path) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    measured: dict[str, float] = json.loads(done.stdout)
+    return measured
+
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark of memory"
+)
+
+
 @pytest.mark.parametrize("kind", ["gguf", "safetensors"])
 def test_reading_all_tensors_peaks_at_their_size_plus_one(kind: str, tmp_path: Path) -> None:
     path = tmp_path / ("model.gguf" if kind == "gguf" else "model")
     (_write_gguf if kind == "gguf" else _write_folder)(path)
-    done = subprocess.run(
-        [sys.executable, "-c", _LOADER, str(path)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    measured = json.loads(done.stdout)
+    measured = _run(_LOADER, path)
     assert measured["final"] > 200e6
     # The slack is well below the largest tensor, so a second copy of it (or a mapped file) would show.
     assert measured["largest"] > 2 * SLACK_BYTES
     assert measured["final"] * 0.95 < measured["peak"] <= measured["final"] + SLACK_BYTES
+
+
+def test_packing_to_int4_peaks_at_the_packed_size_plus_one_tensor(tmp_path: Path) -> None:
+    """The weights as fp32 would be six times the packed size: they are never there together."""
+    path = tmp_path / "model.gguf"
+    _write_gguf(path)
+    measured = _run(_PACKER, path)
+    assert 30e6 < measured["final"] < 50e6
+    assert measured["peak"] <= measured["final"] + measured["largest"] + SLACK_BYTES
