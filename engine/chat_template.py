@@ -108,6 +108,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+            start_new_session=True,  # Ctrl+C in a terminal stops a reply; it must not reach the helper
         )
         self._source = source
         self._is_ready = False

@@ -151,11 +151,14 @@ class Progress:
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
         self._stage = ""
+        self._line = ""
 
     def __call__(self, stage: str, fraction: float) -> None:
-        if self._is_terminal:
-            print(f"\r\033[K{stage} {fraction:.0%}", end="", file=sys.stderr, flush=True)
-        elif stage != self._stage:
+        line = f"\r\033[K{stage} {fraction:.0%}"
+        if self._is_terminal and line != self._line:
+            print(line, end="", file=sys.stderr, flush=True)
+            self._line = line
+        elif not self._is_terminal and stage != self._stage:
             print(f"{stage} ...", file=sys.stderr, flush=True)
         self._stage = stage
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Iterator
 
@@ -153,3 +154,11 @@ def test_fold_system() -> None:
     assert fold_system(CONVERSATION) == (Message("user", "Be brief.\n\nHi  "), Message("assistant", "Hello"))
     assert fold_system(CONVERSATION[1:]) is None
     assert fold_system(CONVERSATION[:1]) is None
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows gives the helper a console of its own")
+def test_ctrl_c_in_the_terminal_does_not_reach_the_helper(opened: list[ChatTemplate]) -> None:
+    render(opened, "x")
+    worker = opened[-1]._worker
+    assert worker is not None
+    assert os.getsid(worker._process.pid) != os.getsid(0)
