@@ -66,6 +66,8 @@ def advice(figures: LiveFigures) -> str:
     info, phase = figures.info, figures.spoken_phase()
     if info is None:
         return "Load a model and send a message. This panel then shows where each token's time goes."
+    if phase is None and figures.last is not None:
+        return "Nothing measured since the last change. The next steps show what it did."
     if phase is None:
         return f"{info.name} is ready. Send a message to see what each step waits for: memory, arithmetic or overhead."
     means = figures.means(phase)
@@ -113,3 +115,29 @@ def _prefill_sentences(means: PhaseMeans) -> list[str]:
         else f"Memory takes {milliseconds(min(means.memory, means.step))} of {step} ms per prefill step, predicted."
     )
     return [first, f"The prompt went through in {plural(means.num_steps, 'step')} so far."]
+
+
+def what_runs(figures: LiveFigures) -> str:
+    """The paths that really ran in the last step, one operation a line."""
+    paths = figures.active_paths()
+    if not paths:
+        return "Load a model to see which code runs."
+    return "\n".join(f"{operation}: {path}" for operation, path in sorted(paths.items()))
+
+
+def what_was_measured(info: ModelInfo | None) -> str:
+    """The machine's figures that predictions rest on."""
+    if info is None:
+        return "Measured with the first model."
+    machine = info.machine
+    products = ", ".join(f"{dtype} {rate(flops / 1e9)}" for dtype, flops in sorted(machine.flops_per_second.items()))
+    lines = [
+        machine.name,
+        f"Reads {rate(machine.read_bytes_per_second / 1e9)} GB/s",
+        f"Multiplies, GFLOP/s: {products}",
+    ]
+    if info.dtype in machine.flops_per_second:
+        ridge = rate(machine.ridge_point(info.dtype))
+        lines.append(f"Ridge point in {info.dtype}: {ridge} operations per byte; below it a step waits for memory")
+    lines.append(f"Measured {machine.measured_at.replace('T', ' ')[:16]}")
+    return "\n".join(lines)

@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.bridge import EngineBridge
-from app.tuning import numbers
+from app.tuning.advice import what_runs, what_was_measured
 from app.tuning.cards import TINY, Paragraph, stack
 from app.tuning.figures import LiveFigures
 from app.tuning.live import Chats, Live
@@ -29,7 +29,7 @@ from app.tuning.pace import Meter, Pace
 from app.tuning.refresher import Refresher
 from app.tuning.style import dock_stylesheet
 from app.tuning.switch_board import SwitchBoard, mark_name
-from app.tuning.switches import Switches
+from app.tuning.switches import Switches, heading
 from engine.events import EngineError, Finished, ModelLoaded, ModelLoadFailed, OptionsApplied, StepRecord
 from engine.options import entry
 
@@ -82,6 +82,8 @@ class Dock(QWidget):
         self.cost = Paragraph(self.meter, TINY)
         self.cost.show_text(IDLE)
         self.cost.setToolTip("Processor time this panel takes, measured around its refreshes and its painting.")
+        self.paths = Paragraph(self.meter)
+        self.machine = Paragraph(self.meter)
         self._pages = QStackedWidget(self)
         self._tabs = QButtonGroup(self)
         self._lay_out()
@@ -96,7 +98,11 @@ class Dock(QWidget):
         bar.setContentsMargins(20, 0, 20, 0)
         bar.setSpacing(18)
         live_page = stack(self.live, self.quick_switches)
-        for title, page in (("Live", live_page), ("Switches", stack(self.switches))):
+        switches_page = stack(
+            *(self.switches, heading("What runs now"), self.paths),
+            *(heading("What this machine was measured to do"), self.machine),
+        )
+        for title, page in (("Live", live_page), ("Switches", switches_page)):
             tab = QPushButton(title)
             tab.setProperty("look", "tab")
             tab.setCheckable(True)
@@ -216,7 +222,7 @@ class Dock(QWidget):
             self._fold()
             self.live.refresh_words(self._clock())
             self.quick_switches.refresh()
-            self.switches.refresh()
+            self._refresh_switches_page()
 
     # ---- refreshing
 
@@ -228,14 +234,21 @@ class Dock(QWidget):
             self._words_at = now
             if now - self._applied_at > STATUS_SECONDS:
                 self.board.clear_old_statuses()
-            shown = self.quick_switches if self._pages.currentIndex() == 0 else self.switches
-            shown.refresh()
+            if self._pages.currentIndex() == 0:
+                self.quick_switches.refresh()
+            else:
+                self._refresh_switches_page()
+
+    def _refresh_switches_page(self) -> None:
+        self.switches.refresh()
+        self.paths.show_text(what_runs(self.figures))
+        self.machine.show_text(what_was_measured(self.figures.info))
 
     def _on_refreshed(self, share_of_core: float) -> None:
         self._fold_meter.take()
-        share = numbers.percent(share_of_core + self._fold_meter.share_of_core())
+        share = 100 * (share_of_core + self._fold_meter.share_of_core())
         hz = self.refresher.pace.hz
-        words = f"This panel: {share} % of one core, {hz:.0f} refreshes/s"
+        words = f"This panel: {share:.1f} % of one core, {hz:.0f} refreshes/s"
         if self._clock() - self._words_at < 0.05:
             self.cost.show_text(words)
 

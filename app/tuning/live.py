@@ -48,6 +48,7 @@ class Live(QWidget):
         self._figures, self._chats = figures, chats
         self._colour_indices: dict[int, int] = {}
         self._words_at = self._numbers_at = float("-inf")
+        self._shown_until = 0.0
         self._latest_map: PageMap | None = None
         self._process = psutil.Process()
         self.advice = AdviceCard(meter, self)
@@ -137,7 +138,7 @@ class Live(QWidget):
             self.page_map.show_map(self._latest_map)
             self._latest_map = None
         if now - self._numbers_at >= NUMBERS_SECONDS:
-            self._numbers_at = now
+            self._numbers_at = self._shown_until = now
             figures = self._figures.now(now)
             self._show_numbers(figures)
             if now - self._words_at >= WORDS_SECONDS:
@@ -172,8 +173,8 @@ class Live(QWidget):
     def _show_notes(self, now: Now) -> None:
         last = self._figures.last
         if now.is_past and last is not None:
-            ended = time.strftime("%H:%M:%S", time.localtime(time.time() - (time.perf_counter() - last.ended_at)))
-            self.axis.show_last(ended)
+            ago = time.perf_counter() - self._shown_until
+            self.axis.show_last(time.strftime("%H:%M:%S", time.localtime(time.time() - ago)))
         else:
             self.axis.show_last("now")
         self.rate_heading.show_note("all chats, last 60 s" if last is not None else "")

@@ -167,7 +167,7 @@ class Switches(QWidget):
         self.setLayout(layout)
         chosen = list(options)
         for pile in sorted({option.pile for option in chosen}, key=_order_of):
-            layout.addWidget(_label("pile", str(pile.value)))
+            layout.addWidget(heading(str(pile.value)))
             for option in (option for option in chosen if option.pile is pile):
                 row = SwitchRow(option, board, meter, self)
                 self.rows[option.key] = row
@@ -203,6 +203,11 @@ def _label(part: str, text: str = "") -> QLabel:
     label.setWordWrap(part in ("explanation", "status"))
     label.setTextFormat(Qt.TextFormat.PlainText)
     return label
+
+
+def heading(text: str) -> QLabel:
+    """A muted heading over a group of rows."""
+    return _label("pile", text)
 
 
 def _show_text(label: QLabel, text: str) -> None:

@@ -211,6 +211,14 @@ def test_advice_admits_a_prediction_that_is_beaten():
     assert "faster than the 14 GB/s measured for this machine predict" in advice(figures)
 
 
+def test_advice_right_after_a_switch_waits_for_new_steps():
+    figures = LiveFigures()
+    figures.on_model(INFO)
+    end = run(figures, 20)
+    figures.on_switched(end, ["int4"], None)
+    assert advice(figures).startswith("Nothing measured since the last change.")
+
+
 def test_advice_teaches_while_there_is_nothing():
     figures = LiveFigures()
     assert "Load a model" in advice(figures)

@@ -64,6 +64,17 @@ def test_rows_are_grouped_by_pile(bench):
     assert set(headings) <= {str(pile.value) for pile in Pile}
 
 
+def test_the_paths_that_ran_and_the_machine_are_named(bench):
+    assert "Load a model" in bench.dock.paths.text()
+    bench.load()
+    assert bench.dock.paths.text() == "attention: scripted\nlinear: int4: scripted"
+    said = bench.dock.machine.text()
+    assert "Reads 14 GB/s" in said
+    assert "bf16 35" in said
+    assert "Ridge point in bf16: 2.4 operations per byte" in said
+    assert said.endswith("Measured 2026-11-30")
+
+
 def test_the_quick_switches_show_the_same_table_and_state(bench, qtbot):
     bench.load()
     assert list(bench.dock.quick_switches.rows) == list(bench.dock.switches.rows)
