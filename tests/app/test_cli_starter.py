@@ -51,8 +51,6 @@ def test_paris_on_stdout_alone() -> None:
     assert "tokens/s" not in result.stdout
     assert "tokens/s" in result.stderr
     assert "Traceback" not in result.stderr
-    again = _ridgeline("chat", "-p", QUESTION, "--temperature", "0")
-    assert again.stdout == result.stdout, "greedy text is the same each time"
 
 
 def _no_file_can_grow() -> None:
