@@ -201,12 +201,14 @@ class Live(QWidget):
         self._latest_map = pages  # painted with the next refresh
 
     def _colour_of(self, request_id: int) -> str:
-        if request_id not in self._colour_indices:
+        index = self._colour_indices.get(request_id)
+        if index is None:
             chat = self._chats.owner_of(request_id) if self._chats else None
-            index = self._chats.colour_index(chat) if self._chats and chat is not None else request_id - 1
-            self._colour_indices[request_id] = index
+            index = request_id - 1
+            if self._chats and chat is not None:
+                index = self._colour_indices[request_id] = self._chats.colour_index(chat)
         colours = theme.current().chats
-        return colours[self._colour_indices[request_id] % len(colours)]
+        return colours[index % len(colours)]
 
     def _name_of(self, request_id: int) -> str:
         chat = self._chats.owner_of(request_id) if self._chats else None

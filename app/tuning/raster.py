@@ -1,7 +1,8 @@
 """Drawing time plots into an array of pixels, a whole curve per operation. Knows no Qt.
 
-Three plots drawn this way cost less than half of what three plot items of a plotting library do (see
-tests/benchmarks/observer_cost.py), and allocate next to nothing. A pixel is 0xFFRRGGBB (Qt's Format_RGB32).
+Measured on two cores of a Sapphire Rapids Xeon, three plots of 332x90: pyqtgraph 0.14 with fixed ranges and one curve
+each 1.9 ms (240 points) to 2.9 ms (600); three stacked layers each drawn this way 0.9 ms. The panel may take no more
+than 2 % of the machine, so that decides. A pixel is 0xFFRRGGBB (Qt's Format_RGB32).
 """
 
 from __future__ import annotations
