@@ -61,8 +61,7 @@ def quantize_int8(weight: Tensor) -> Int8Weight:
         _require_finite(largest)
         scale = _positive((largest / INT8_LARGEST).bfloat16().float())
         scales[rows] = scale
-        scaled = (part / scale.unsqueeze(1)).round_().clamp_(-INT8_LARGEST, INT8_LARGEST)
-        values[rows] = scaled.to(torch.int8)
+        values[rows] = (part / scale.unsqueeze(1)).round_().clamp_(-INT8_LARGEST, INT8_LARGEST)
     return Int8Weight(values, scales)
 
 
@@ -85,14 +84,13 @@ def quantize_int4(weight: Tensor, group: int = INT4_GROUP) -> Int4Weight:
     search = _has_short_grids(weight, group)
     for rows in row_slices(out_features, in_features):
         part = _in_groups(weight[rows], group)
-        minimum, largest = torch.aminmax(part, dim=2, keepdim=True)
-        _require_finite(minimum)
-        _require_finite(largest)
+        minimum, largest = _extremes(part)
         span = largest - minimum
+        _require_finite(span)
         steps = _grid_steps(part, minimum, span) if search else float(INT4_LEVELS)
         scale = _positive(span / steps)
-        scaled = ((part - minimum) / scale).round_().clamp_(0, INT4_LEVELS)
-        values[rows] = scaled.to(torch.uint8).flatten(1)
+        scaled = torch.sub(part, minimum).div_(scale).round_().clamp_(0, INT4_LEVELS)
+        values[rows].unflatten(1, (num_groups, group)).copy_(scaled)
         scales[rows] = scale.squeeze(2)
         minimums[rows] = minimum.squeeze(2)
     return Int4Weight(values, scales, minimums)
@@ -122,6 +120,20 @@ def _in_groups(rows: Tensor, group: int) -> Tensor:
     return rows.unflatten(1, (-1, group))
 
 
+def _extremes(part: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest and largest of each group, [rows, groups, 1] each.
+
+    The wider half of the work is done between halves of the groups, which vectorizes; torch reduces a short last dimension
+    one element at a time.
+    """
+    low = high = part
+    while low.shape[2] > 4 and low.shape[2] % 2 == 0:
+        half = low.shape[2] // 2
+        low = torch.minimum(low[..., :half], low[..., half:])
+        high = torch.maximum(high[..., :half], high[..., half:])
+    return low.amin(dim=2, keepdim=True), high.amax(dim=2, keepdim=True)
+
+
 def _has_short_grids(weight: Tensor, group: int) -> bool:
     """Whether ``weight`` came from a 16-point grid whose ends some groups do not reach (Q4_0, Q4_K).
 
@@ -131,7 +143,7 @@ def _has_short_grids(weight: Tensor, group: int) -> bool:
     out_features, in_features = weight.shape
     num_rows = min(out_features, max(1, _SAMPLE_GROUPS * group // max(1, in_features)))
     sample = _in_groups(weight[torch.linspace(0, out_features - 1, num_rows).long()], group)
-    minimum, largest = torch.aminmax(sample, dim=2, keepdim=True)
+    minimum, largest = _extremes(sample)
     span = largest - minimum
     if _is_on_grid(sample, minimum, span, INT4_LEVELS).float().mean() > 0.99:
         return False
