@@ -34,7 +34,9 @@ def run(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except ValueError as error:
         return _complain(str(error))
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):  # torch's words for it
+            raise
         return _complain("There is not enough memory. Close other programs or choose a smaller model.")
     except OSError as error:
         if error.errno == errno.ENOSPC:

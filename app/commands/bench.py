@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from app.commands import Subparsers
 from app.commands.session import Progress, log_to_file, open_engine
 from engine.events import EngineError, Finished, FinishReason, Phase, StepRecord
-from engine.options import parse_settings
+from engine.options import entry, parse_settings
 from engine.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _WARM_UP_STEPS = 2  # of each decode run
 _PREFILL_REPEATS = 3
-_MOST_AT_ONCE = "32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,8 @@ def _check_sizes(engine: Engine, arguments: argparse.Namespace) -> None:
         )
     limit = engine.options.number("max_batch")
     if max(arguments.batch) > limit:
-        remedy = f"--set max_batch={_MOST_AT_ONCE} allows more" if str(limit) != _MOST_AT_ONCE else "Lower --batch"
+        largest = entry("max_batch").values[-1]
+        remedy = f"--set max_batch={largest} allows more" if str(limit) != largest else "Lower --batch"
         raise ValueError(f"--batch {max(arguments.batch)} is above the batch limit of {limit}. {remedy}.")
 
 

@@ -119,6 +119,22 @@ def test_a_full_disk_while_fetching(monkeypatch, capsys: pytest.CaptureFixture[s
     assert "No space left" in _message(capsys)
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")])
+def test_too_little_memory_is_told(error: Exception, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> list[object]:
+        raise error
+
+    monkeypatch.setattr(models.catalog, "models", fail)
+    assert cli.run(["models"]) == 1
+    assert "smaller model" in _message(capsys)
+
+
+def test_our_own_mistakes_are_not_dressed_up(monkeypatch) -> None:
+    monkeypatch.setattr(models.catalog, "models", lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.run(["models"])
+
+
 def _ridgeline(*arguments: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "app", *arguments]
     return subprocess.run(command, cwd=ROOT, text=True, stderr=subprocess.PIPE, check=False, **kwargs)  # type: ignore[call-overload,no-any-return]
