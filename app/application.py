@@ -20,6 +20,7 @@ from app.chat.sidebar import Sidebar
 from app.library import catalog
 from app.paths import Paths, find_paths
 from app.settings import SettingsStore
+from app.signals import ClosesOnSignals
 from app.starter_fetch import StarterFetch
 from app.store import ChatStore
 from app.window import MainWindow
@@ -133,8 +134,10 @@ def run(model: str | None = None) -> int:
     paths = find_paths().create()
     log.start_logging(paths.log_file)
     app, window = build(paths=paths, model=model)
+    signals = ClosesOnSignals(window)
     window.show()
     code = app.exec()
+    signals.close()
     window.lifetime.shut_down()  # the session may end without a close event
     if window.lifetime.has_ended is False:
         logging.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -462,6 +463,19 @@ def test_run_ends_in_the_middle_of_a_reply_and_leaves_no_thread(tmp_path: Path) 
     store.close()
     assert question.text == "Hello"
     assert reply.text
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no polite kill")
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_closes_the_window_in_good_order(kind: signal.Signals) -> None:
+    """FIELD 46: Ctrl+C in the terminal, or a kill, while a reply streams."""
+    code = RUN.replace("QTimer.singleShot(200, window.close)", "print('ready', flush=True)")
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(kind)
+        assert process.stdout.read() == "0 False ['MainThread']\n"
+    assert process.returncode == 0
 
 
 def test_the_model_is_loaded_only_after_the_window_was_drawn(qtbot: QtBot, tmp_path: Path) -> None:
