@@ -17,7 +17,7 @@ from engine.events import PageMap
 
 FREE, CACHED, PADDING, SHARED = 0, -1, -2, -3
 LARGEST_CELL, SMALLEST_CELL = 8, 4  # px, gap included
-MAX_HEIGHT = 96
+MAX_HEIGHT = 80
 
 # How one cell looks: (colours of its owners, is it stranded)
 Look = tuple[tuple[str, ...], bool]

@@ -224,7 +224,7 @@ class RatePlot(TimePlot):
     BAR_SECONDS = 0.25
 
     def __init__(self, source: LiveFigures, meter: Meter, parent: QWidget | None = None) -> None:
-        super().__init__(source, meter, 82, parent)
+        super().__init__(source, meter, 76, parent)
         self.scale = Scale(smallest=10.0)
 
     def levels(self) -> Sequence[tuple[float, str]]:
@@ -264,7 +264,7 @@ class StepTimePlot(TimePlot):
     GAP = 4  # px between the lanes
 
     def __init__(self, source: LiveFigures, meter: Meter, parent: QWidget | None = None) -> None:
-        super().__init__(source, meter, 118, parent)
+        super().__init__(source, meter, 104, parent)
         self.decode_scale = Scale(smallest=0.001)
         self.prefill_scale = Scale(smallest=0.001)
 
@@ -328,7 +328,7 @@ class PagesPlot(TimePlot):
     BAR_SECONDS = 0.25
 
     def __init__(self, source: LiveFigures, meter: Meter, parent: QWidget | None = None) -> None:
-        super().__init__(source, meter, 58, parent)
+        super().__init__(source, meter, 46, parent)
         self._total = 0.0
 
     def levels(self) -> Sequence[tuple[float, str]]:
