@@ -24,7 +24,15 @@ from app.model_pill import ModelPill
 from app.notice import Notice
 from app.settings import SettingsStore
 from app.starter_fetch import StarterFetch
-from engine.events import EngineError, ModelInfo, ModelLoaded, ModelLoadFailed, ModelLoading, OptionsApplied
+from engine.events import (
+    EngineError,
+    ModelInfo,
+    ModelLoaded,
+    ModelLoadFailed,
+    ModelLoading,
+    OptionsApplied,
+    OptionsRefused,
+)
 
 if TYPE_CHECKING:
     from app.bridge import EngineBridge
@@ -88,6 +96,7 @@ class ModelChooser(QObject):
         bridge.model_loaded.connect(self._on_model_loaded)
         bridge.model_load_failed.connect(self._on_model_load_failed)
         bridge.options_applied.connect(self._on_options_applied)
+        bridge.options_refused.connect(self._on_options_refused)
         bridge.engine_failed.connect(self._on_engine_failed)
         self.fetch = StarterFetch(parent=self)
         self.fetch.progressed.connect(self._on_fetch_progressed)
@@ -178,6 +187,10 @@ class ModelChooser(QObject):
     def _on_options_applied(self, event: OptionsApplied) -> None:
         self._options, self.stage = event.options, ""
         self.info = event.info or self.info
+        self._show()
+
+    def _on_options_refused(self, _event: OptionsRefused) -> None:
+        self.stage = ""  # the weights were perhaps being read again; the panel says why it was refused
         self._show()
 
     def _on_model_load_failed(self, event: ModelLoadFailed) -> None:

@@ -27,6 +27,7 @@ from app.settings import SettingsStore
 from app.store import ChatStore
 from app.window import DOCK_NARROWEST, OVERLAY_BELOW
 from engine.commands import Abort, CancelLoad, LoadModel, Submit
+from engine.events import ModelLoading, OptionsRefused
 from tests.app.scripted_service import Script, ScriptedService
 from tests.app.window_parts import Parts, make_window
 
@@ -258,6 +259,24 @@ def test_a_fetch_that_fails_says_why_and_a_cancelled_one_says_nothing(open_windo
     chooser.popup.cancel.click()
     qtbot.waitUntil(lambda: not chooser.is_loading, timeout=3000)
     assert not parts.window.notice.isVisible()
+
+
+def test_reading_the_weights_again_is_shown_and_ends_either_way(open_window: Open) -> None:
+    parts = open_window()
+    parts.load()
+    pill = parts.window.chooser.pill
+    parts.bridge.set_options({"weights": "int8"})
+    parts.run()
+    assert pill.words == "SmolLM2 135M Instruct int8, CPU"
+    parts.service.emit(ModelLoading("Reading weights", 0.5), OptionsRefused({"weights": "none"}, "Stopped."))
+    parts.bridge._drain()
+    parts.service.emit(ModelLoading("Reading weights", 0.5))
+    parts.bridge._drain()
+    assert pill.words == "Reading weights 50%"
+    parts.service.emit(OptionsRefused({"weights": "none"}, "Stopped."))
+    parts.bridge._drain()
+    assert pill.words == "SmolLM2 135M Instruct int8, CPU"
+    assert not parts.window.chooser.is_loading
 
 
 def test_an_engine_error_is_said_once(open_window: Open) -> None:
