@@ -270,6 +270,7 @@ def test_reading_the_weights_again_is_shown_and_ends_either_way(open_window: Ope
     assert pill.words == "SmolLM2 135M Instruct int8, CPU"
     parts.service.emit(ModelLoading("Reading weights", 0.5), OptionsRefused({"weights": "none"}, "Stopped."))
     parts.bridge._drain()
+    assert pill.words == "SmolLM2 135M Instruct int8, CPU"
     parts.service.emit(ModelLoading("Reading weights", 0.5))
     parts.bridge._drain()
     assert pill.words == "Reading weights 50%"
