@@ -28,7 +28,8 @@ PAGE_SIZE = 16
 PREFILL_TOKENS = 512
 CONTEXTS = (16, 512)
 CHATS = 8
-TOKENS_PER_TURN = 8
+TOKENS_PER_TURN = 16
+WARM_UP_TOKENS = 32  # batches come to their copies of the weights over some twenty steps
 
 
 class PagedChats:
@@ -95,13 +96,16 @@ def interleaved(runs: dict[str, Callable[[], float]], turns: int) -> dict[str, f
 
 def measure(path: Path, scheme: str, turns: int) -> dict[str, float]:
     """tokens/s by name, and the ratios ours / plain."""
-    max_tokens = max(*CONTEXTS, PREFILL_TOKENS) + TOKENS_PER_TURN
+    max_tokens = max(*CONTEXTS, PREFILL_TOKENS) + TOKENS_PER_TURN + 1
     plain = PlainLoop(path, max_tokens)
     decoder = build_decoder(open_source(path), {True: CpuOps(), False: CpuOps(fused=False)}, scheme)
     ours, many = PagedChats(decoder, 1, max_tokens), PagedChats(decoder, CHATS, max_tokens)
     prompt = list(range(1, max(CONTEXTS) + 1))
     for chats in (plain, ours, many):
         chats.forward(prompt)
+        for _ in range(WARM_UP_TOKENS):
+            chats.rewind(len(prompt))
+            chats.forward([1])
     rates: dict[str, float] = {}
     for context in CONTEXTS:
         runs: dict[str, Callable[[], float]] = {
