@@ -10,6 +10,7 @@ from pathlib import Path
 # Before anything imports Qt, torch or the hub client: these are read once, at import.
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # as engine/__init__.py, which may be imported after torch here
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -1,6 +1,9 @@
 """Measuring this machine: plausible figures, kept once, measured again when the file is not ours or broken."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,3 +106,14 @@ def test_a_place_that_cannot_be_written_is_no_failure(tmp_path: Path, num_measur
 def test_unknown_device_is_refused() -> None:
     with pytest.raises(ValueError, match="cuda:7"):
         machine.measure("cuda:7")
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(None, "2000"), ("77", "77")])
+def test_waiting_threads_spin_briefly_unless_the_user_says_otherwise(given: str | None, wanted: str) -> None:
+    """It must be set before torch loads its thread library, and importing the engine's vocabulary must not load torch."""
+    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    if given is not None:
+        environment["GOMP_SPINCOUNT"] = given
+    code = "import os, sys, engine; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == [wanted, "False"]
