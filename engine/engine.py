@@ -191,6 +191,8 @@ class Engine:
         """Stop a request now; its Finished event comes with the next ``step``. Unknown ids were finished already."""
         reply = self._replies.get(request_id)
         if reply:
+            delta = reply.held_back()
+            self._undelivered += [delta] if delta else []
             self._undelivered.append(self._end(reply, FinishReason.ABORT))
 
     @property

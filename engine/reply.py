@@ -55,6 +55,11 @@ class Reply:
             text += self._rest()
         return self._delta(text, (token_id,), logprobs), reason
 
+    def held_back(self) -> TokenDelta | None:
+        """Text that waited for more (a possible stop string), now that the reply is stopped; None when there is none."""
+        text = self._rest()
+        return self._delta(text, (), ()) if text else None
+
     def finished(self, reason: FinishReason, message: str = "") -> Finished:
         return Finished(self.request_id, reason, self.usage(), message)
 

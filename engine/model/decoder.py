@@ -133,7 +133,9 @@ class Decoder:
         """Run ``batch``, writing its keys and values to ``cache``; fp32 logits [R, vocab] of ``batch.logit_rows``."""
         ops, spec, weights = self._ops, self.spec, self._weights
         rotations = self._rotations(batch)
-        x = ops.embed(weights.embed, batch.token_ids, spec.embedding_scale, self.activation_dtype)
+        # The residual stream stays fp32 whatever the activations are: bf16 would round the sum anew at each of its
+        # additions, and those roundings, not the weights', would decide between close candidates.
+        x = ops.embed(weights.embed, batch.token_ids, spec.embedding_scale, torch.float32)
         for index in range(len(self._layers) - 1):
             layer = self._layers[index]
             attended = self._attend(layer, x, batch, rotations, *cache.layer(index))
@@ -163,7 +165,7 @@ class Decoder:
     ) -> Tensor:
         """Norm, QKV, rotation, cache write and attention: x [N, hidden] -> [N, H * D]."""
         ops, weights, eps = self._ops, layer.weights, self.spec.norm_eps
-        qkv = ops.linear(ops.rms_norm(x, weights.attn_norm, eps), weights.qkv)
+        qkv = ops.linear(ops.rms_norm(x, weights.attn_norm, eps).to(self.activation_dtype), weights.qkv)
         cos, sin = (None, None) if layer.rope is None else rotations[layer.rope]
         q = ops.rope_and_write_kv(qkv, cos, sin, weights.q_norm, weights.k_norm, eps, keys, values, batch.slots)
         return ops.paged_attention(q, keys, values, batch.spans, layer.attention)
@@ -172,12 +174,13 @@ class Decoder:
         """Attention output, MLP and both residual additions: x [N, hidden], attended [N, H * D] -> [N, hidden]."""
         ops, eps = self._ops, self.spec.norm_eps
         x = self._add_product(x, attended, weights.attn_out, weights.post_attn_norm)
-        gate_up = ops.linear(ops.rms_norm(x, weights.mlp_norm, eps), weights.gate_up)
+        normed = ops.rms_norm(x, weights.mlp_norm, eps).to(self.activation_dtype)
+        gate_up = ops.linear(normed, weights.gate_up)
         activated = ops.gated_mlp_activation(gate_up, self.spec.activation)
         return self._add_product(x, activated, weights.mlp_out, weights.post_mlp_norm)
 
     def _add_product(self, residual: Tensor, x: Tensor, packed: Packed, post_norm: Tensor | None) -> Tensor:
-        """residual + x @ packed, the product normalized first where the family has sandwich norms."""
+        """residual (fp32) + x @ packed, the product normalized first where the family has sandwich norms."""
         ops = self._ops
         if post_norm is None:
             return ops.linear(x, packed, residual)

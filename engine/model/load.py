@@ -88,14 +88,15 @@ def read_weights(
     """
     spec = source.spec
     reader = _Reader(source, ops, progress, cancelled)
-    head = reader.matrix("embed" if spec.tied_head else "head", scheme)
-    embed = head if spec.tied_head else reader.matrix("embed", _embed_scheme(scheme))
+    head = reader.matrix("embed" if spec.tied_head else "head", _table_scheme(scheme))
+    embed = head if spec.tied_head else reader.matrix("embed", _table_scheme(scheme))
     layers = tuple(_read_layer(reader, spec, f"layers.{index}", scheme) for index in range(spec.num_layers))
     return DecoderWeights(embed, layers, reader.vector("final_norm"), head)
 
 
-def _embed_scheme(scheme: str) -> str:
-    """An embedding apart from the head stays at int8 or better: a step reads few of its rows, so 4 bits would save no time."""
+def _table_scheme(scheme: str) -> str:
+    """Head and embedding stay at int8 or better: every token's choice hangs on the head's rounding (files quantized to
+    4 bits keep it at 8 bits too), and of an embedding a step reads few rows, so 4 bits would save no time there."""
     return "int8" if scheme == "int4" else scheme
 
 

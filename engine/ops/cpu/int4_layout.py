@@ -31,7 +31,7 @@ class Int4Layout:
         return packed.view(packed.shape[0] // self.block, -1, self.block // 2)
 
     def write_columns(self, packed: Tensor, columns: Tensor) -> None:
-        """Write the values 0..15 of ``packed`` [rows, in / 2] to ``columns`` [in, rows], any dtype, transposed."""
+        """Write the values of ``packed`` [rows, in / 2], less 8 (so -8..7), to ``columns`` [in, rows], any dtype, transposed."""
         bytes_ = self.blocks(packed)
         num_blocks, in_features, half = bytes_.shape
         if self.adjacent:
@@ -40,8 +40,8 @@ class Int4Layout:
         else:
             pairs = columns.view(in_features, num_blocks, 2, half)
             low, high = pairs[:, :, 0], pairs[:, :, 1]
-        low.transpose(0, 1).copy_(bytes_.bitwise_and(15))
-        high.transpose(0, 1).copy_(bytes_.bitwise_right_shift(4))
+        low.transpose(0, 1).copy_(bytes_.bitwise_and(15).view(torch.int8).sub_(8))
+        high.transpose(0, 1).copy_(bytes_.bitwise_right_shift(4).view(torch.int8).sub_(8))
 
     def rows(self, packed: Tensor, indices: Tensor) -> Tensor:
         """The values 0..15 of some rows: indices [T] -> uint8 [T, in]."""
@@ -62,10 +62,10 @@ def int4_layout() -> Int4Layout:
     values = torch.arange(BLOCK_ROWS * in_features).mul_(40503).bitwise_right_shift_(7).bitwise_and_(15)
     values = values.view(BLOCK_ROWS, in_features)
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(values.to(torch.int32), 1)
-    columns = torch.empty(in_features, BLOCK_ROWS, dtype=torch.uint8)
+    columns = torch.empty(in_features, BLOCK_ROWS, dtype=torch.int8)
     for layout in (Int4Layout(64, False), Int4Layout(32, False), Int4Layout(64, True), Int4Layout(32, True)):
         layout.write_columns(packed, columns)
-        if torch.equal(columns.T.long(), values):
+        if torch.equal(columns.T.long() + 8, values):
             return layout
     raise RuntimeError(
         "torch packs int4 weights in a layout unknown to this version of Ridgeline; choose weights=int8."

@@ -14,6 +14,8 @@ from engine.ops.cpu.pointwise import Norms, Rotations, gated_mlp_activation
 from engine.ops.cpu.products import Products
 from engine.ops.interface import AttentionParams, Packed, Span
 
+NUM_REFINED = 32  # logits per row that the head computes exactly
+
 
 class CpuOps:
     """``Ops`` on torch's packed and dense products and its fused attention.
@@ -52,7 +54,7 @@ class CpuOps:
 
     def linear(self, x: Tensor, packed: Packed, residual: Tensor | None = None) -> Tensor:
         out = self._products.linear(x, packed)
-        return out if residual is None else out.add_(residual)
+        return out if residual is None else residual + out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if not self.fused:
@@ -109,4 +111,21 @@ class CpuOps:
         layers_path = self._products.active_path
         logits = self._products.linear(x, packed).float()
         self._head_path, self._products.active_path = self._products.active_path, layers_path
+        if packed.scheme != "none":
+            _refine_likeliest(logits, x, packed)
         return reference.soft_cap(logits, softcap)
+
+
+def _refine_likeliest(logits: Tensor, x: Tensor, packed: Packed) -> None:
+    """Compute the largest logits of each row again in fp32, in place.
+
+    The packed products answer in bf16, which cannot tell 16.00 from 16.06: it would decide between close candidates by
+    rounding. Which tokens are candidates it tells well enough; their few rows of the head are cheap to multiply exactly.
+    logits: fp32 [R, vocab]; x: [R, hidden].
+    """
+    likeliest = logits.topk(min(NUM_REFINED, logits.shape[1]), dim=1, sorted=False).indices
+    rows = packing.embedding_rows(packed, likeliest.flatten()).view(*likeliest.shape, -1)
+    exact = torch.bmm(rows, x.float().unsqueeze(2)).squeeze(2)
+    if packed.bias is not None:
+        exact += packed.bias[likeliest].float()
+    logits.scatter_(1, likeliest, exact)
