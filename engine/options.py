@@ -182,6 +182,24 @@ OPTIONS: tuple[OptionEntry, ...] = (
         terms="pages used and stranded",
     ),
     OptionEntry(
+        key="eviction",
+        title="Finished pages",
+        pile=Pile.CAPACITY,
+        kind=Kind.FREE,
+        choices=(
+            Choice("lru", "keep", "kept until their room is needed, the least recently used given up first"),
+            Choice("off", "free at once", "freed as soon as no running chat holds them"),
+        ),
+        default="lru",
+        lossless=True,
+        explanation=(
+            "When a reply ends its KV pages could be freed, but the next turn of the same chat begins with the same text. Kept until "
+            "somebody needs the room, they cost nothing and spare that turn most of its prefill. Freed at once, only chats that run at "
+            "the same time share their beginnings."
+        ),
+        terms="prefill tokens computed",
+    ),
+    OptionEntry(
         key="prefix",
         title="Prefix sharing",
         pile=Pile.PREFILL,

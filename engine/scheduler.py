@@ -111,6 +111,7 @@ class Policy:
     keep_kv: bool
     paged: bool
     share_prefixes: bool
+    keep_finished: bool = True  # pages of finished texts stay findable until their room is needed
 
     @property
     def prompts_run_alone(self) -> bool:
@@ -133,6 +134,7 @@ class Policy:
             keep_kv=keep_kv,
             paged=options.on("paging"),
             share_prefixes=options.on("prefix") and keep_kv,
+            keep_finished=options["eviction"] == "lru",
         )
 
 
@@ -202,6 +204,8 @@ class Scheduler:
         preempted = self.preempt_all() if layout_changed else 0
         if layout_changed or not policy.share_prefixes:
             self.pool.clear_index()
+        if not policy.keep_finished:
+            self.pool.free_cached()
         self.policy = policy
         return preempted
 
@@ -308,7 +312,7 @@ class Scheduler:
             needed = self._pages_for(request.num_tokens) - len(shared)
             fresh = self.pool.allocate(needed, after=shared[-1] if shared else None)
             if fresh is None:
-                self.pool.release(shared)
+                self.pool.release(shared, keep=self.policy.keep_finished)
                 return False
             pages = shared + fresh
             request.num_computed = len(shared) * self.pool.page_size
@@ -344,7 +348,7 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def _release(self, request: Request) -> None:
-        self.pool.release(request.pages)
+        self.pool.release(request.pages, keep=self.policy.keep_finished)
         request.pages = []
         request.num_computed = 0
         request.num_registered = 0

@@ -10,7 +10,7 @@ Each page is in exactly one of three states:
 
     allocate:  free -> held   (when none is free: the least recently used cached page -> held)
     acquire:   cached or held -> held
-    release:   held -> cached if it is indexed, else free
+    release:   held -> cached if it is indexed (and finished texts are kept), else free
 
 A full page is *registered* in the index after its keys and values were written. Its key is the page before it and
 its own tokens, compared in full: a colliding hash costs time, never correctness. Page 0 belongs to nobody; padding
@@ -102,18 +102,21 @@ class PagePool:
             self._refs[page] += 1
             self._num_shared += self._refs[page] == 2
 
-    def release(self, pages: Sequence[int]) -> None:
-        """Give back one hold on each page. Tail first, so that the end of a text is reused before its beginning."""
+    def release(self, pages: Sequence[int], keep: bool = True) -> None:
+        """Give back one hold on each page. Tail first, so that the end of a text is reused before its beginning.
+
+        keep: False frees a page that nobody holds any more at once, its text forgotten.
+        """
         for page in reversed(pages):
             assert self._refs[page] > 0, f"page {page} is not held"
             self._refs[page] -= 1
             self._num_shared -= self._refs[page] == 1
             if self._refs[page]:
                 continue
-            if page in self._key_of:
+            if keep and page in self._key_of:
                 self._cached[page] = None
             else:
-                self._serial_of.pop(page, None)
+                self._forget(page)
                 self._free.add(page)
 
     # -- the prefix index ---------------------------------------------------------------------
@@ -152,6 +155,13 @@ class PagePool:
         self._key_of[page] = key
         self._serial_of[page] = self._next_serial
         self._next_serial += 1
+
+    def free_cached(self) -> None:
+        """Forget the texts that nobody holds; those of held pages stay findable."""
+        for page in self._cached:
+            self._forget(page)
+        self._free.update(self._cached)
+        self._cached.clear()
 
     def clear_index(self) -> None:
         """Forget every remembered text; cached pages become free, held pages stay held."""
@@ -212,10 +222,16 @@ class PagePool:
         """Make a free or cached page nobody's, forgetting its text."""
         if page in self._cached:
             del self._cached[page]
-            del self._index[self._key_of.pop(page)]
-            del self._serial_of[page]
+            self._forget(page)
         else:
             self._free.remove(page)
+
+    def _forget(self, page: int) -> None:
+        """Drop what the index knows of a page that nobody holds."""
+        key = self._key_of.pop(page, None)
+        if key is not None:
+            del self._index[key]
+        self._serial_of.pop(page, None)
 
     def _start_of_room(self, count: int) -> int:
         """Where a new stretch should begin: inside the longest free run, leaving its owner's neighbour room to grow."""

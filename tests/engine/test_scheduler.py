@@ -82,6 +82,7 @@ SWITCHES = st.fixed_dictionaries(
         "kv_cache": st.sampled_from(["on", "off"]),
         "paging": st.sampled_from(["on", "off"]),
         "prefix": st.sampled_from(["on", "off"]),
+        "eviction": st.sampled_from(["lru", "off"]),
         "chunked_prefill": st.sampled_from(["on", "off"]),
         "token_budget": st.sampled_from(["32", "64"]),
     }
