@@ -6,6 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -360,6 +361,7 @@ class Engine:
         num_decode = sum(item.count for item in items if not item.is_prefill)
         ended = time.perf_counter()
         self._step_index += 1
+        self._learn_bandwidth(cost.total_bytes / (ended - started))
         return StepRecord(
             index=self._step_index,
             ended_at=ended,
@@ -380,6 +382,11 @@ class Engine:
             ),
             active_paths=self._loaded.model.active_paths(),
         )
+
+    def _learn_bandwidth(self, bytes_per_second: float) -> None:
+        """A step that moved bytes faster than this machine was measured to shows that something else ran while it was."""
+        if bytes_per_second > self._figures.read_bytes_per_second:
+            self._figures = replace(self._figures, read_bytes_per_second=bytes_per_second)
 
     def _end(self, reply: Reply, reason: FinishReason, message: str = "") -> Finished:
         self._scheduler.remove(reply.request)

@@ -259,6 +259,15 @@ def test_records_and_usage_count_the_same_tokens(engine: Engine) -> None:
     assert decode[-1].cost.weight_bytes == engine.info.weight_bytes
 
 
+def test_a_bandwidth_measured_too_low_is_corrected_by_the_steps(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_figures", replace(engine.info.machine, read_bytes_per_second=1000.0))
+    engine.submit(ask(QUESTIONS[0]), GREEDY)
+    for record in (event for event in drain(engine) if isinstance(event, StepRecord)):
+        assert record.memory_seconds <= record.step_seconds * 1.01
+
+
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_no_token_or_one_token_never_divides_by_zero(engine: Engine, max_tokens: int) -> None:
     (answer,) = engine.generate([ask(QUESTIONS[0])], SamplingParams(temperature=0, max_tokens=max_tokens))
