@@ -81,7 +81,7 @@ def quantize_int4(weight: Tensor, group: int = INT4_GROUP) -> Int4Weight:
     values = torch.empty(out_features, num_groups * group, dtype=torch.uint8)
     scales = torch.empty(out_features, num_groups)
     minimums = torch.empty(out_features, num_groups)
-    search = _has_short_grids(weight, group)
+    search = has_short_grids(weight, group)
     for rows in row_slices(out_features, in_features):
         part = _in_groups(weight[rows], group)
         minimum, largest = _extremes(part)
@@ -134,7 +134,7 @@ def _extremes(part: Tensor) -> tuple[Tensor, Tensor]:
     return low.amin(dim=2, keepdim=True), high.amax(dim=2, keepdim=True)
 
 
-def _has_short_grids(weight: Tensor, group: int) -> bool:
+def has_short_grids(weight: Tensor, group: int) -> bool:
     """Whether ``weight`` came from a 16-point grid whose ends some groups do not reach (Q4_0, Q4_K).
 
     Judged by a sample of rows spread over the matrix: trying every number of steps on every group is only worth it then.

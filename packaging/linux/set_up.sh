@@ -86,6 +86,14 @@ install_libraries() {
     fi
 }
 
+# The C kernels: a moment when they are up to date; without a compiler torch's own operations stand in.
+build_kernels() {
+    local said
+    said="$("$venv/bin/python" engine/ops/cpu/native/build.py --if-stale 2>&1)" || true
+    case "$said" in *"up to date"*) ;; *) say "$said" ;; esac
+}
+
 make_venv
 install_packages
+build_kernels
 install_libraries

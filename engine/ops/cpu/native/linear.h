@@ -1,0 +1,61 @@
+/* Integer products: packed weights times activations quantized to int8 in groups of 32.
+ *
+ * Packed weights are blocks of 16 output rows, a group of 32 inputs after the other, so that one 512-bit register holds four inputs of
+ * each of the 16 rows:
+ *   int4   per group: 4 lines of 64 bytes (line j, row r, byte b: input 4j+b in the low half, input 16+4j+b in the high half), 16 scales
+ *          and 16 minimums in fp16; weight = value * scale + minimum
+ *   int8   all groups' values (8 lines of 64 bytes each; line j, row r, byte b: input 4j+b), then all groups' 16 scales in fp16, the block
+ *          rounded up to 64 bytes; weight = value * scale
+ * Rows are padded to whole blocks and inputs to whole groups, with zeros.
+ *
+ * One quantized activation row: its int8 values, then per group fp32 scale and fp32 scale * sum of values, then int32 -128 * sum of
+ * values; then the values again as int16 in the order 0 2 1 3 of each four (products without VNNI read those for int8 weights).
+ */
+#ifndef RL_LINEAR_H
+#define RL_LINEAR_H
+
+#include "rl.h"
+
+#define RL_GROUP 32
+#define RL_BLOCK_ROWS 16
+#define RL_INT4_GROUP_BYTES 320
+#define RL_INT8_GROUP_BYTES 512
+
+enum rl_kind { RL_INT4 = 4, RL_INT8 = 8 };
+
+typedef struct {
+    int64_t kind; /* enum rl_kind */
+    int64_t out_features, in_features, num_groups;
+    int64_t block_bytes;
+    const uint8_t *weights;
+    const uint8_t *rows; /* quantized activations */
+    int64_t row_bytes;
+    int64_t num_rows;
+    const float *bias;     /* [out] or NULL */
+    const float *residual; /* [num_rows, out] or NULL; may be out itself */
+    float *out;            /* [num_rows, out] */
+} rl_product;
+
+static inline int64_t rl_num_groups(int64_t in_features) { return (in_features + RL_GROUP - 1) / RL_GROUP; }
+static inline int64_t rl_num_blocks(int64_t out_features) { return (out_features + RL_BLOCK_ROWS - 1) / RL_BLOCK_ROWS; }
+static inline int64_t rl_block_bytes(int64_t kind, int64_t num_groups) {
+    if (kind == RL_INT4)
+        return num_groups * RL_INT4_GROUP_BYTES;
+    return (num_groups * (RL_INT8_GROUP_BYTES + 2 * RL_BLOCK_ROWS) + 63) / 64 * 64;
+}
+
+/* Offsets in a quantized activation row. */
+static inline int64_t rl_scales_at(int64_t num_groups) { return num_groups * RL_GROUP; }
+static inline int64_t rl_sums_at(int64_t num_groups) { return num_groups * (RL_GROUP + 4); }
+static inline int64_t rl_offsets_at(int64_t num_groups) { return num_groups * (RL_GROUP + 8); }
+static inline int64_t rl_wide_at(int64_t num_groups) { return (num_groups * (RL_GROUP + 12) + 63) / 64 * 64; }
+static inline int64_t rl_activation_row_bytes(int64_t num_groups) {
+    return rl_wide_at(num_groups) + (num_groups * RL_GROUP * 2 + 63) / 64 * 64;
+}
+
+/* Quantize x [in_features] to one activation row. */
+RL_DECLARE(void, rl_quantize_row, const float *x, int64_t in_features, uint8_t *row);
+/* Output blocks [first, last) of rows [row, end). */
+RL_DECLARE(void, rl_product_tile, const rl_product *product, int64_t first, int64_t last, int64_t row, int64_t end);
+
+#endif

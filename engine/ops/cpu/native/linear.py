@@ -1,0 +1,114 @@
+"""Integer weights for the C kernels: int4 with a scale and a minimum per 32 weights, int8 with a scale per 32.
+
+Activations come and go in fp32; inside a product they are int8 with a scale per 32 (dynamic quantization, as in llama.cpp's Q8_1). A row's
+result is the same alone and in a batch. The layout is described in linear.h.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.ops.cpu import native
+from engine.ops.interface import Packed
+from engine.weights.quantize import INT4_GROUP, has_short_grids
+
+SCHEMES = {"int4": 4, "int8": 8}  # scheme -> enum rl_kind
+
+
+@dataclass(frozen=True, slots=True)
+class NativePacked(Packed):
+    """``Packed`` whose ``data`` is one uint8 tensor in the C kernels' layout, with what a call passes made once."""
+
+    kind: int
+    weights: int  # address of data[0]
+    bias_address: int | None
+
+
+@cache
+def _entry(name: str) -> Any:
+    types = {
+        "rl_linear": (c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
+        "rl_pack": (c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p),
+        "rl_rows": (c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p),
+        "rl_packed_bytes": (c_int64, c_int64, c_int64),
+    }
+    return native.function(name, *types[name])
+
+
+def path(scheme: str) -> str:
+    return f"{scheme}: C kernel ({native.isa()}), int8 activations"
+
+
+def pack(weight: Tensor, bias: Tensor | None, scheme: str) -> NativePacked:
+    """Quantize weight [out, in], any float dtype. ValueError when it holds NaN or infinity."""
+    weight = weight.float().contiguous()
+    out_features, in_features = weight.shape
+    kind = SCHEMES[scheme]
+    packed = torch.empty(_entry("rl_packed_bytes")(kind, out_features, in_features), dtype=torch.uint8)
+    search = scheme == "int4" and has_short_grids(weight, INT4_GROUP)
+    if _entry("rl_pack")(kind, weight.data_ptr(), out_features, in_features, int(search), packed.data_ptr()) < 0:
+        raise ValueError("A weight matrix holds NaN or infinite values. The model file is damaged; download it again.")
+    bias = None if bias is None else bias.float().contiguous()
+    num_bytes = packed.nbytes + (0 if bias is None else bias.nbytes)
+    bias_address = None if bias is None else bias.data_ptr()
+    return NativePacked(
+        scheme,
+        out_features,
+        in_features,
+        (packed,),
+        bias,
+        num_bytes,
+        path(scheme),
+        kind,
+        packed.data_ptr(),
+        bias_address,
+    )
+
+
+def unpack(packed: NativePacked) -> Tensor:
+    """The weights that ``packed`` stands for, fp32 [out, in]."""
+    out = torch.empty(packed.out_features, packed.in_features)
+    _entry("rl_rows")(packed.kind, packed.weights, packed.in_features, None, packed.out_features, out.data_ptr())
+    return out
+
+
+def rows(packed: NativePacked, ids: Tensor) -> Tensor:
+    """Rows ids [T] (int64) of the matrix: fp32 [T, in]. ValueError for an id that is no row."""
+    ids = ids.contiguous()
+    if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < packed.out_features):
+        raise ValueError(f"Row ids must be between 0 and {packed.out_features - 1}.")
+    out = torch.empty(ids.shape[0], packed.in_features)
+    _entry("rl_rows")(packed.kind, packed.weights, packed.in_features, ids.data_ptr(), ids.shape[0], out.data_ptr())
+    return out
+
+
+def linear(x: Tensor, packed: NativePacked, residual: Tensor | None = None) -> Tensor:
+    """x [N, in] @ weight.T + bias (+ residual fp32 [N, out]) -> fp32 [N, out]."""
+    x = x.float().contiguous()
+    num_rows = x.shape[0]
+    assert x.shape[1] == packed.in_features
+    out = torch.empty(num_rows, packed.out_features)
+    residual_address = None
+    if residual is not None:
+        residual = residual.float().contiguous()
+        residual_address = residual.data_ptr()
+    code = _entry("rl_linear")(
+        packed.kind,
+        packed.weights,
+        packed.out_features,
+        packed.in_features,
+        x.data_ptr(),
+        num_rows,
+        packed.bias_address,
+        residual_address,
+        out.data_ptr(),
+    )
+    if code < 0:
+        raise MemoryError(f"No memory for the activations of {num_rows} rows.")
+    return out

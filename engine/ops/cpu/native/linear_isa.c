@@ -1,0 +1,225 @@
+/* The inner loops of the integer products, compiled once per instruction set.
+ *
+ * Sums of a group are exact integers, and every output adds its groups in order, in fp32, with the same three operations: so a result is
+ * the same alone and in a batch, with one thread and with many, on AVX2, AVX-512 and VNNI.
+ */
+#include "linear.h"
+#include "simd.h"
+
+#include <math.h>
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+#ifdef __AVX512F__
+#define MOST_ROWS 8 /* 8 integer and 8 float sums, and the weights, fit 32 registers */
+#else
+#define MOST_ROWS 4
+#endif
+
+void RL_FN(rl_quantize_row)(const float *x, int64_t in_features, uint8_t *row) {
+    int64_t num_groups = rl_num_groups(in_features);
+    float *scales = (float *)(row + rl_scales_at(num_groups));
+    float *sums = (float *)(row + rl_sums_at(num_groups));
+    int32_t *offsets = (int32_t *)(row + rl_offsets_at(num_groups));
+    int16_t *wide = (int16_t *)(row + rl_wide_at(num_groups));
+    for (int64_t group = 0; group < num_groups; group++) {
+        float padded[RL_GROUP];
+        const float *from = x + group * RL_GROUP;
+        int64_t left = in_features - group * RL_GROUP;
+        if (left < RL_GROUP) {
+            memset(padded, 0, sizeof padded);
+            memcpy(padded, from, (size_t)left * sizeof(float));
+            from = padded;
+        }
+        __m256 sign = _mm256_set1_ps(-0.0f);
+        __m256 v[4], largest = _mm256_setzero_ps();
+        for (int i = 0; i < 4; i++) {
+            v[i] = _mm256_loadu_ps(from + 8 * i);
+            largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, v[i]));
+        }
+        __m128 most = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
+        most = _mm_max_ps(most, _mm_movehl_ps(most, most));
+        most = _mm_max_ss(most, _mm_movehdup_ps(most));
+        float scale = _mm_cvtss_f32(most) / 127.0f;
+        float inverse = scale > 1e-37f ? 1.0f / scale : 0.0f;
+        __m256i q[4];
+        for (int i = 0; i < 4; i++)
+            q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(inverse)));
+        __m256i total = _mm256_add_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3]));
+        __m128i half = _mm_add_epi32(_mm256_castsi256_si128(total), _mm256_extracti128_si256(total, 1));
+        half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+        half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1));
+        int32_t sum = _mm_cvtsi128_si32(half);
+        /* packs work within 128-bit lanes: put the lanes in order after each */
+        __m256i low = _mm256_permute4x64_epi64(_mm256_packs_epi32(q[0], q[1]), 0xd8);
+        __m256i high = _mm256_permute4x64_epi64(_mm256_packs_epi32(q[2], q[3]), 0xd8);
+        __m256i bytes = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xd8);
+        _mm256_storeu_si256((__m256i *)(row + group * RL_GROUP), bytes);
+        scales[group] = scale;
+        sums[group] = scale * (float)sum;
+        offsets[group] = -128 * sum;
+#ifndef __AVX512VNNI__
+        low = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(low, 0xd8), 0xd8);
+        high = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(high, 0xd8), 0xd8);
+        _mm256_storeu_si256((__m256i *)(wide + group * RL_GROUP), low);
+        _mm256_storeu_si256((__m256i *)(wide + group * RL_GROUP + 16), high);
+#else
+        (void)wide;
+#endif
+    }
+}
+
+/* Add bias and residual to LANES outputs of one row and store them; the last outputs may be fewer. */
+ALWAYS_INLINE void finish(const rl_product *p, vf sum, int64_t row, int64_t column) {
+    int64_t at = row * p->out_features + column;
+    int64_t left = p->out_features - column;
+    if (left >= LANES) {
+        if (p->bias)
+            sum = vf_add(sum, vf_load(p->bias + column));
+        if (p->residual)
+            sum = vf_add(sum, vf_load(p->residual + at));
+        vf_store(p->out + at, sum);
+        return;
+    }
+    float parts[LANES];
+    vf_store(parts, sum);
+    for (int64_t i = 0; i < left; i++) {
+        float value = parts[i];
+        if (p->bias)
+            value += p->bias[column + i];
+        if (p->residual)
+            value += p->residual[at + i];
+        p->out[at + i] = value;
+    }
+}
+
+/* The integer sums of one int4 group for R rows. line: the group's first line at this half; q: the rows' values. */
+ALWAYS_INLINE void int4_group(const int R, const uint8_t *line, const uint8_t *const *q, vi *sums) {
+    const vi mask = vi_all8(15);
+    UNROLL for (int r = 0; r < R; r++) sums[r] = vi_zero();
+    UNROLL for (int j = 0; j < 4; j++) {
+        vi both = vi_load(line + 64 * j);
+        vi low = vi_and(both, mask), high = vi_and(vi_shift_right16(both, 4), mask);
+        UNROLL for (int r = 0; r < R; r++) {
+#ifdef __AVX512VNNI__
+            sums[r] = _mm512_dpbusd_epi32(sums[r], low, vi_all_of(q[r] + 4 * j));
+            sums[r] = _mm512_dpbusd_epi32(sums[r], high, vi_all_of(q[r] + 16 + 4 * j));
+#else
+            /* 15 * 127 * 2 in each of 8 sums fits 16 bits */
+            sums[r] = vi_add16(sums[r], vi_maddubs(low, vi_all_of(q[r] + 4 * j)));
+            sums[r] = vi_add16(sums[r], vi_maddubs(high, vi_all_of(q[r] + 16 + 4 * j)));
+#endif
+        }
+    }
+#ifndef __AVX512VNNI__
+    const vi ones = vi_all16(1);
+    UNROLL for (int r = 0; r < R; r++) sums[r] = vi_madd(sums[r], ones);
+#endif
+}
+
+ALWAYS_INLINE void int4_block(const int R, const rl_product *p, int64_t block, int64_t row) {
+    const int64_t num_groups = p->num_groups;
+    const uint8_t *rows[MOST_ROWS];
+    UNROLL for (int r = 0; r < R; r++) rows[r] = p->rows + (row + r) * p->row_bytes;
+    const int64_t scales_at = rl_scales_at(num_groups), sums_at = rl_sums_at(num_groups);
+    for (int half = 0; half < RL_BLOCK_ROWS / LANES; half++) {
+        const uint8_t *line = p->weights + block * p->block_bytes;
+        vf total[MOST_ROWS];
+        UNROLL for (int r = 0; r < R; r++) total[r] = vf_zero();
+        for (int64_t group = 0; group < num_groups; group++, line += RL_INT4_GROUP_BYTES) {
+            const uint8_t *q[MOST_ROWS];
+            UNROLL for (int r = 0; r < R; r++) q[r] = rows[r] + group * RL_GROUP;
+            vi sums[MOST_ROWS];
+            if (R <= 2)
+                _mm_prefetch((const char *)line + 4096, _MM_HINT_T0);
+            int4_group(R, line + half * LANES * 4, q, sums);
+            vf scale = vf_from_half(line + 256 + half * LANES * 2);
+            vf minimum = vf_from_half(line + 288 + half * LANES * 2);
+            UNROLL for (int r = 0; r < R; r++) {
+                vf both = vf_mul(scale, vf_all(*(const float *)(rows[r] + scales_at + 4 * group)));
+                total[r] = vf_fma(vf_from_int(sums[r]), both, total[r]);
+                total[r] = vf_fma(minimum, vf_all(*(const float *)(rows[r] + sums_at + 4 * group)), total[r]);
+            }
+        }
+        UNROLL for (int r = 0; r < R; r++) finish(p, total[r], row + r, block * RL_BLOCK_ROWS + half * LANES);
+    }
+}
+
+ALWAYS_INLINE void int8_block(const int R, const rl_product *p, int64_t block, int64_t row) {
+    const int64_t num_groups = p->num_groups;
+    const uint8_t *rows[MOST_ROWS];
+    UNROLL for (int r = 0; r < R; r++) rows[r] = p->rows + (row + r) * p->row_bytes;
+    const int64_t scales_at = rl_scales_at(num_groups);
+    for (int half = 0; half < RL_BLOCK_ROWS / LANES; half++) {
+        const uint8_t *line = p->weights + block * p->block_bytes + half * LANES * 4;
+        const uint8_t *scales = p->weights + block * p->block_bytes + num_groups * RL_INT8_GROUP_BYTES + half * LANES * 2;
+        vf total[MOST_ROWS];
+        UNROLL for (int r = 0; r < R; r++) total[r] = vf_zero();
+        for (int64_t group = 0; group < num_groups; group++, line += RL_INT8_GROUP_BYTES) {
+            vi sums[MOST_ROWS];
+#ifdef __AVX512VNNI__
+            /* The instruction wants one side without sign: (w + 128) * q, less 128 * q. */
+            const vi flip = vi_all8(-128);
+            const int64_t offsets_at = rl_offsets_at(num_groups);
+            UNROLL for (int r = 0; r < R; r++) sums[r] = vi_all_of(rows[r] + offsets_at + 4 * group);
+            UNROLL for (int j = 0; j < 8; j++) {
+                vi w = vi_xor(vi_load(line + 64 * j), flip);
+                UNROLL for (int r = 0; r < R; r++) sums[r] =
+                    _mm512_dpbusd_epi32(sums[r], w, vi_all_of(rows[r] + group * RL_GROUP + 4 * j));
+            }
+#else
+            const int64_t wide_at = rl_wide_at(num_groups);
+            UNROLL for (int r = 0; r < R; r++) sums[r] = vi_zero();
+            UNROLL for (int j = 0; j < 8; j++) {
+                vi w = vi_load(line + 64 * j);
+                vi even = vi_shift_right_signed16(vi_shift_left16(w, 8), 8), odd = vi_shift_right_signed16(w, 8);
+                UNROLL for (int r = 0; r < R; r++) {
+                    const uint8_t *q = rows[r] + wide_at + group * RL_GROUP * 2 + 8 * j;
+                    sums[r] = vi_add32(sums[r], vi_madd(even, vi_all_of(q)));
+                    sums[r] = vi_add32(sums[r], vi_madd(odd, vi_all_of(q + 4)));
+                }
+            }
+#endif
+            vf scale = vf_from_half(scales + group * RL_BLOCK_ROWS * 2);
+            UNROLL for (int r = 0; r < R; r++) {
+                vf both = vf_mul(scale, vf_all(*(const float *)(rows[r] + scales_at + 4 * group)));
+                total[r] = vf_fma(vf_from_int(sums[r]), both, total[r]);
+            }
+        }
+        UNROLL for (int r = 0; r < R; r++) finish(p, total[r], row + r, block * RL_BLOCK_ROWS + half * LANES);
+    }
+}
+
+#define ROWS(name, R)                                                                                                  \
+    static void name##_##R(const rl_product *p, int64_t block, int64_t row) { name##_block(R, p, block, row); }
+ROWS(int4, 1)
+ROWS(int4, 2)
+ROWS(int4, 3)
+ROWS(int4, 4)
+ROWS(int8, 1)
+ROWS(int8, 2)
+ROWS(int8, 3)
+ROWS(int8, 4)
+#if MOST_ROWS == 8
+ROWS(int4, 8)
+ROWS(int8, 8)
+#endif
+
+typedef void (*block_fn)(const rl_product *, int64_t block, int64_t row);
+
+void RL_FN(rl_product_tile)(const rl_product *p, int64_t first, int64_t last, int64_t row, int64_t end) {
+    static const block_fn few[2][5] = {{0, int4_1, int4_2, int4_3, int4_4}, {0, int8_1, int8_2, int8_3, int8_4}};
+    const int kind = p->kind == RL_INT8;
+    for (int64_t block = first; block < last; block++) {
+        int64_t r = row;
+#if MOST_ROWS == 8
+        for (; r + 8 <= end; r += 8)
+            (kind ? int8_8 : int4_8)(p, block, r);
+#endif
+        while (r < end) {
+            int64_t count = end - r < 4 ? end - r : 4;
+            few[kind][count](p, block, r);
+            r += count;
+        }
+    }
+}
