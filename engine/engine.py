@@ -33,12 +33,15 @@ from engine.kv.pool import PagePool
 from engine.model.load import LoadedModel, load_model
 from engine.options import Capabilities, Kind, Options, entry, unavailable
 from engine.params import SamplingParams
-from engine.reply import Reply
+from engine.reply import Accepted, Reply
 from engine.roofline import machine
 from engine.roofline.ledger import LedgerItem, LedgerModel, account, compute_seconds, memory_seconds
 from engine.runner import build_batch
-from engine.sampling import Sampled, sample
-from engine.scheduler import Policy, Request, Scheduler, StepPlan
+from engine.scheduler import Item, Policy, Request, Scheduler, StepPlan
+from engine.speculation.controller import Controller
+from engine.speculation.ngram import NgramProposer
+from engine.speculation.speculator import Speculator
+from engine.speculation.verify import NO_PROPOSAL, Verified, verify
 from engine.weights.locate import locate
 
 log = logging.getLogger(__name__)
@@ -81,7 +84,9 @@ class Engine:
         self._request_ids = itertools.count(1)
         self._step_index = 0
         self.options = options
+        self._speculator: Speculator | None = None
         self._hold(loaded)
+        self._speculator = self._make_speculator()
         self._scheduler = Scheduler(self._make_pool(), Policy.of(options), self.context_length)
 
     # -- life ---------------------------------------------------------------------------------
@@ -204,16 +209,21 @@ class Engine:
         """Compute one step of every request that fits; return what happened."""
         events, self._undelivered = self._undelivered, []
         started = time.perf_counter()
+        self._guess()
         plan = self._scheduler.plan()
         if not plan.items:
             return events
         try:
-            sampled = self._run(plan)
+            verified = self._run(plan)
         except Exception as error:  # whatever a step raises, its requests fail with a message and the engine goes on
             log.exception("a step of %d tokens failed", plan.num_rows)
             return events + self._fail(plan, error)
-        events += self._commit(plan, sampled)
-        events.append(self._record(plan, len(sampled), started))
+        accepted, happened = self._commit(plan, verified)
+        events += happened
+        record = self._record(plan, accepted, started)
+        events.append(record)
+        if self._speculator:
+            self._speculator.observe(plan, accepted, record.step_seconds)
         if not self._scheduler.has_work:
             self._scheduler.check_integrity()
         return events
@@ -275,6 +285,8 @@ class Engine:
         self._loaded.model.set_fused(options.on("fused_ops"))
         self.options = options
         self._ledger_model = self._make_ledger_model()
+        if reloads or {"speculation", "draft_length"} & set(changed):
+            self._speculator = self._make_speculator()
         seconds = time.perf_counter() - started
         return OptionsApplied(dict(options), changed, seconds, preempted, self.info if reloads else None)
 
@@ -312,6 +324,11 @@ class Engine:
     def _make_pool(self) -> PagePool:
         return PagePool(self._cache.num_pages, PAGE_SIZE)
 
+    def _make_speculator(self) -> Speculator | None:
+        if self.options["speculation"] == "off":
+            return None
+        return Speculator(NgramProposer(), Controller(self.options["draft_length"]))
+
     def _make_ledger_model(self) -> LedgerModel:
         model = self._loaded.model
         sizes = model.weight_sizes
@@ -328,35 +345,56 @@ class Engine:
 
     # -- one step, in parts -------------------------------------------------------------------
 
-    def _run(self, plan: StepPlan) -> list[Sampled]:
-        """One Sampled per item that wants logits, in the plan's order."""
+    def _guess(self) -> None:
+        """Give decoding requests guesses for the coming step. Without a KV cache there is no row to verify them in."""
+        if self._speculator and self.options.on("kv_cache"):
+            states = {number: reply.sampler for number, reply in self._replies.items()}
+            self._speculator.prepare(self._scheduler.running, states, self.context_length)
+
+    def _run(self, plan: StepPlan) -> dict[int, Verified]:
+        """Request id -> its new tokens, for the items that want logits. Commits them to the sampler states."""
         with torch.inference_mode():
-            logits = self._loaded.model.forward(build_batch(plan, PAGE_SIZE), self._cache)
-            states = [self._replies[item.request.request_id].sampler for item in plan.items if item.wants_logits]
-            return sample(logits, states) if states else []
+            rows = self._loaded.model.forward(build_batch(plan, PAGE_SIZE), self._cache).cpu().numpy()
+        verified: dict[int, Verified] = {}
+        first = 0
+        for item in plan.items:
+            if item.wants_logits:
+                state = self._replies[item.request.request_id].sampler
+                proposal = self._speculator.proposal_for(item) if self._speculator else NO_PROPOSAL
+                its = rows[first : first + item.num_logit_rows, : state.vocab_size]
+                verified[item.request.request_id] = verify(its, proposal, state)
+                first += item.num_logit_rows
+        return verified
 
-    def _commit(self, plan: StepPlan, sampled: Sequence[Sampled]) -> list[Event]:
-        answered = [item.request for item in plan.items if item.wants_logits]
-        events: list[Event] = []
-        for request, got in zip(answered, sampled, strict=True):
-            if got.error:
-                events.append(self._end(self._replies[request.request_id], FinishReason.ERROR, got.error))
-        tokens = {request.request_id: got.token_id for request, got in zip(answered, sampled, strict=True)}
-        self._scheduler.commit(plan, tokens)
+    def _commit(self, plan: StepPlan, verified: Mapping[int, Verified]) -> tuple[dict[int, Accepted], list[Event]]:
+        """Request id -> what its reply accepted, and the events of that."""
+        accepted: dict[int, Accepted] = {}
+        endings: list[Event] = []
         now = time.perf_counter()
-        for request, got in zip(answered, sampled, strict=True):
-            reply = self._replies.get(request.request_id)
-            if reply is None:  # it could not be sampled
-                continue
-            delta, reason = reply.accept(got.token_id, got.logprob, now, self.context_length)
-            events.append(delta)
-            if reason:
-                events.append(self._end(reply, reason))
-        return events
+        for number, got in verified.items():
+            reply, error = self._replies[number], got.sampled[0].error
+            if error:
+                endings.append(self._end(reply, FinishReason.ERROR, error))
+            else:
+                accepted[number] = reply.accept(got, now, self.context_length)
+        tokens = {
+            number: [sampled.token_id for sampled in verified[number].sampled[: its.num_kept]]
+            for number, its in accepted.items()
+        }
+        self._scheduler.commit(plan, tokens)
+        events: list[Event] = [its.delta for its in accepted.values()]
+        endings += [self._end(self._replies[number], its.reason) for number, its in accepted.items() if its.reason]
+        return accepted, events + endings
 
-    def _record(self, plan: StepPlan, num_new: int, started: float) -> StepRecord:
+    def _record(self, plan: StepPlan, accepted: Mapping[int, Accepted], started: float) -> StepRecord:
         items = plan.items
-        cost = account(self._ledger_model, [LedgerItem(item.count, item.context, item.wants_logits) for item in items])
+        cost = account(
+            self._ledger_model,
+            [LedgerItem(item.count, item.context, item.wants_logits, item.num_drafts) for item in items],
+        )
+        paths = dict(self._loaded.model.active_paths())
+        if self._speculator:
+            paths["speculation"] = self._speculator.describe()
         num_prefill = sum(item.count for item in items if item.is_prefill)
         num_decode = sum(item.count for item in items if not item.is_prefill)
         ended = time.perf_counter()
@@ -372,15 +410,17 @@ class Engine:
             cost=cost,
             num_prefill_tokens=num_prefill,
             num_decode_tokens=num_decode,
-            num_new_tokens=num_new,
+            num_new_tokens=sum(its.num_kept for its in accepted.values()),
             batch=len(items),
             waiting=len(self._scheduler.waiting),
             pool=self._scheduler.snapshot(self._page_bytes),
             requests=tuple(
-                RequestProgress(item.request.request_id, item.count, int(item.wants_logits), item.request.num_tokens)
+                RequestProgress(item.request.request_id, item.count, _num_new(item, accepted), item.request.num_tokens)
                 for item in items
             ),
-            active_paths=self._loaded.model.active_paths(),
+            active_paths=paths,
+            num_drafted=sum(its.num_tested for its in accepted.values()),
+            num_accepted=sum(its.num_accepted for its in accepted.values()),
         )
 
     def _learn_bandwidth(self, bytes_per_second: float) -> None:
@@ -391,6 +431,8 @@ class Engine:
     def _end(self, reply: Reply, reason: FinishReason, message: str = "") -> Finished:
         self._scheduler.remove(reply.request)
         del self._replies[reply.request_id]
+        if self._speculator:
+            self._speculator.forget(reply.request_id)
         return reply.finished(reason, message)
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[Event]:
@@ -418,6 +460,11 @@ def _as_prompt(prompt: Prompt | ChatMessages) -> Prompt:
     if isinstance(prompt, str) or not any(isinstance(part, Mapping) for part in prompt):
         return prompt if isinstance(prompt, str) else tuple(prompt)  # type: ignore[return-value]
     return tuple(Message(part["role"], part["content"]) for part in prompt)  # type: ignore[arg-type, index]
+
+
+def _num_new(item: Item, accepted: Mapping[int, Accepted]) -> int:
+    its = accepted.get(item.request.request_id)
+    return its.num_kept if its else 0
 
 
 def _phase(num_prefill: int, num_decode: int) -> Phase:

@@ -54,6 +54,8 @@ class RequestUsage:
     recomputed_tokens: int = 0  # computed again after a preemption
     first_token_seconds: float | None = None
     decode_seconds: float = 0.0
+    num_drafted: int = 0  # guessed tokens that were compared with the model's choice
+    num_accepted: int = 0  # of these, found right
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -61,6 +63,11 @@ class RequestUsage:
         if self.new_tokens < 2 or self.decode_seconds <= 0:
             return None
         return (self.new_tokens - 1) / self.decode_seconds
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the compared guesses that were right; None without guesses."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +166,8 @@ class StepRecord:
     pool: PoolSnapshot
     requests: tuple[RequestProgress, ...]
     active_paths: Mapping[str, str]  # op -> the path that really ran, e.g. {"linear": "int4: torch packed, bf16"}
+    num_drafted: int = 0  # guessed tokens that were compared with the model's choice, all requests
+    num_accepted: int = 0  # of these, found right
 
     @property
     def overhead_seconds(self) -> float:

@@ -150,6 +150,41 @@ OPTIONS: tuple[OptionEntry, ...] = (
         terms="tokens per weight read",
     ),
     OptionEntry(
+        key="speculation",
+        title="Speculation",
+        pile=Pile.MORE_TOKENS,
+        kind=Kind.FREE,
+        choices=(
+            Choice("off", "off", "one token per chat and step"),
+            Choice("ngram", "n-gram", "guess that what followed the last words before follows again"),
+        ),
+        default="off",
+        lossless=True,
+        explanation=(
+            "One read of the weights can test several guessed tokens at once, and every guess that the model would have chosen itself "
+            "is a token gained. The text keeps exactly its distribution. It pays where guesses are often right (quoting, editing, code) "
+            "and turns itself off where they are not, or where a large batch already keeps the machine busy."
+        ),
+        terms="tokens per weight read, rows per step",
+    ),
+    OptionEntry(
+        key="draft_length",
+        title="Guessed tokens",
+        pile=Pile.MORE_TOKENS,
+        kind=Kind.FREE,
+        choices=(
+            Choice("adaptive", "adaptive", "as many as the chat's acceptance and the measured seconds make worthwhile"),
+            *_numbers(1, 2, 3, 4, 6, 8, unit="guesses per step, while they pay"),
+        ),
+        default="adaptive",
+        lossless=True,
+        explanation=(
+            "How many tokens speculation guesses per step. More guesses gain more when they are right; each one adds a row to compute, "
+            "and those behind a wrong one are wasted. Adaptive follows what each chat accepts and what a guess costs on this machine."
+        ),
+        terms="rows per step",
+    ),
+    OptionEntry(
         key="kv_cache",
         title="KV cache",
         pile=Pile.CAPACITY,

@@ -18,11 +18,10 @@ def build_batch(plan: StepPlan, page_size: int) -> StepBatch:
     logit_rows: list[int] = []
     for item in plan.items:
         spans.append(Span(len(token_ids), item.count, item.context, item.request.block_table()))
-        token_ids += item.request.tokens[item.start : item.context]
+        token_ids += item.token_ids()
         positions += range(item.start, item.context)
         slots += _slots(item, page_size)
-        if item.wants_logits:
-            logit_rows.append(len(token_ids) - 1)
+        logit_rows += range(len(token_ids) - item.num_logit_rows, len(token_ids))
     return StepBatch(_ids(token_ids), _ids(positions), _ids(slots), tuple(spans), _ids(logit_rows))
 
 

@@ -17,6 +17,7 @@ waking its threads than on the row, and on a small machine those threads belong 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import secrets
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 Row = NDArray[np.float32]  # [vocab]
 Ids = NDArray[np.int64]
+Probabilities = NDArray[np.float64]  # [vocab]
 
 _NOT_A_NUMBER = "The model produced values that are not numbers (NaN); this reply cannot go on."
 _ALL_MASKED = "Every token is masked; remove the logit bias that forbids them all."
@@ -87,10 +89,21 @@ class SamplerState:
         if self._counts is not None and token_id < self._counts.size:
             self._counts[token_id] += 1
 
-    def uniform(self) -> float:
-        """The number in [0, 1) that decides the next draw: a function of (seed, num_drawn) alone, 53 bits."""
-        digest = hashlib.blake2b(self.num_drawn.to_bytes(8, "little"), key=self._key, digest_size=8).digest()
+    def uniform(self, purpose: bytes = b"") -> float:
+        """The number in [0, 1) that decides the next draw: a function of (seed, num_drawn) alone, 53 bits.
+
+        purpose: names a second, independent number for the same draw (speculation tests a draft with one).
+        """
+        digest = hashlib.blake2b(self.num_drawn.to_bytes(8, "little") + purpose, key=self._key, digest_size=8).digest()
         return float(int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+    def fork(self) -> SamplerState:
+        """A copy that can commit tokens which may never become part of the reply."""
+        other = copy.copy(self)
+        other._generated = dict(self._generated)
+        other._seen_mask = None if self._seen_mask is None else self._seen_mask.copy()
+        other._counts = None if self._counts is None else self._counts.copy()
+        return other
 
     def shifted(self, row: Row) -> Row:
         """``row`` [vocab] with penalties and bias; a new array when anything changes."""
@@ -134,11 +147,11 @@ def sample(logits: Tensor, states: Sequence[SamplerState]) -> list[Sampled]:
     assert logits.ndim == 2, logits.shape
     assert logits.shape[0] == len(states), (logits.shape, len(states))
     rows: Row = logits.detach().cpu().numpy()
-    return [_sample_row(rows[i, : state.vocab_size], state) for i, state in enumerate(states)]
+    return [sample_row(rows[i, : state.vocab_size], state) for i, state in enumerate(states)]
 
 
-def _sample_row(raw: Row, state: SamplerState) -> Sampled:
-    """One row [vocab] without padding."""
+def sample_row(raw: Row, state: SamplerState) -> Sampled:
+    """``sample`` for one row [vocab] without padding."""
     params = state.params
     row = state.shifted(raw)
     top_id = int(row.argmax())  # NaN counts as the largest, so one pass also finds it
@@ -148,14 +161,50 @@ def _sample_row(raw: Row, state: SamplerState) -> Sampled:
     if top == -math.inf:
         return Sampled(-1, error=_ALL_MASKED)
     token_id = top_id if params.is_greedy else _draw(row, top, state)
+    return reported(raw, token_id, params)
+
+
+def reported(raw: Row, token_id: int, params: SamplingParams) -> Sampled:
+    """``token_id``, chosen over the raw logits ``raw`` [vocab], with the log-probabilities that were asked for."""
     if params.logprobs is None:
         return Sampled(token_id)
     return Sampled(token_id, _logprob_of(raw, token_id, params.logprobs))
 
 
+def distribution(raw: Row, state: SamplerState) -> Probabilities | None:
+    """The probabilities [vocab] that ``sample_row`` draws from, after every setting; None when it could not draw."""
+    row = state.shifted(raw)
+    top_id = int(row.argmax())
+    top = float(row[top_id])
+    if math.isnan(top) or top == -math.inf:
+        return None
+    probabilities = np.zeros(row.size, dtype=np.float64)
+    if state.params.is_greedy:
+        probabilities[top_id] = 1.0
+        return probabilities
+    weights, ids = _weights(row, top, state.params)
+    probabilities[slice(None) if ids is None else ids] = weights
+    probabilities /= probabilities.sum()
+    return probabilities
+
+
+def draw_from(probabilities: Probabilities, uniform: float) -> int:
+    """The token that ``uniform``, a number in [0, 1), draws from ``probabilities`` [vocab] (any positive total)."""
+    return _pick(probabilities, uniform)
+
+
 def _draw(row: Row, top: float, state: SamplerState) -> int:
     """One draw from the filtered distribution of ``row`` [vocab] whose maximum is ``top``."""
-    params = state.params
+    weights, ids = _weights(row, top, state.params)
+    index = _pick(weights, state.uniform())
+    return index if ids is None else int(ids[index])
+
+
+def _weights(row: Row, top: float, params: SamplingParams) -> tuple[Row, Ids | None]:
+    """What is left of ``row`` [vocab], whose maximum is ``top``, after temperature and filters: (weights, their ids).
+
+    Weights are not normalized; ids None means that they are the tokens' own.
+    """
     if top == math.inf:  # a bias meant as "always" leaves only the tokens that reach it
         weights = (row == math.inf).astype(np.float32)
     else:
@@ -168,8 +217,7 @@ def _draw(row: Row, top: float, state: SamplerState) -> int:
         weights, ids = _top_p(weights, ids, params.top_p)
     if params.min_p > 0:
         weights = np.where(weights >= params.min_p, weights, 0)  # the largest weight is 1
-    index = _pick(weights, state.uniform())
-    return index if ids is None else int(ids[index])
+    return weights, ids
 
 
 def _top_k(weights: Row, k: int) -> tuple[Row, Ids]:
@@ -204,7 +252,7 @@ def _largest(weights: Row, threshold: np.float32, count: int) -> Ids:
     return np.delete(ids, equal[equal.size - surplus :])
 
 
-def _pick(weights: Row, uniform: float) -> int:
+def _pick(weights: Row | Probabilities, uniform: float) -> int:
     """The index whose share of the cumulative weight holds ``uniform``. Never one of weight zero."""
     cumulative = np.cumsum(weights, dtype=np.float64)
     index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))

@@ -1,10 +1,14 @@
-"""What the next step computes. Continuous batching, chunked prefill and preemption are one idea here:
+"""What the next step computes. Continuous batching, chunked prefill, preemption and speculation are one idea here:
 
-    every request wants ``num_computed`` (tokens whose keys and values are written) to reach ``num_tokens``,
+    every request wants ``num_computed`` (tokens whose keys and values are written) to reach ``num_tokens + num_drafts``,
     and each step has a budget of tokens to spend on that.
 
 A request in prefill is many tokens behind, a decoding one exactly one; the scheduler does not tell them apart
 (after vLLM V1). A request that has caught up gets its logits, and with them a new token, and is behind by one again.
+
+Drafts are guesses at the tokens that follow (engine/speculation/): rows computed behind the last token, each of whose
+logits tell whether the next guess was right. A rejected draft lowers ``num_computed`` and nothing else is undone: its
+keys and values are written over. Drafts get what a step leaves over, so nobody waits or is preempted for a guess.
 
 One step:  ``plan()`` -> StepPlan, the single truth of the step: the runner executes it, the ledger counts it.
            ``commit(plan, tokens)`` records what was computed and what was sampled.
@@ -15,7 +19,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from engine.events import PageMap, PoolSnapshot
@@ -38,6 +42,7 @@ class Request:
     recomputed_tokens: int = 0
     peak_computed: int = 0  # most tokens ever computed: below it, computing is repeating
     num_in_run: int = 0  # leading pages that are neighbours in memory
+    drafts: list[int] = field(default_factory=list)  # guesses at what follows ``tokens``, for the next step only
 
     @property
     def num_tokens(self) -> int:
@@ -66,12 +71,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One request's part in a step: tokens [start, start + count), a prefill chunk or a decode token alike."""
+    """One request's part in a step: tokens [start, start + count), a prefill chunk or a decode token alike.
+
+    The last ``num_drafts`` of them are guesses; what precedes them is text.
+    """
 
     request: Request
     start: int
     count: int
-    wants_logits: bool  # the last row is the text's last token: its logits give the next one
+    wants_logits: bool  # the text's last token is among the rows: its logits, and those of the drafts, give new tokens
+    num_drafts: int = 0
 
     @staticmethod
     def next_of(request: Request, count: int) -> Item:
@@ -84,8 +93,18 @@ class Item:
         return self.start + self.count
 
     @property
+    def num_logit_rows(self) -> int:
+        """Of the last rows, how many must give logits."""
+        return self.num_drafts + 1 if self.wants_logits else 0
+
+    @property
     def is_prefill(self) -> bool:
-        return self.count > 1 or self.start < self.request.num_prompt
+        return self.count - self.num_drafts > 1 or self.start < self.request.num_prompt
+
+    def token_ids(self) -> list[int]:
+        """What the rows hold, in order."""
+        request, num_text = self.request, self.context - self.num_drafts
+        return request.tokens[self.start : num_text] + request.drafts[: self.num_drafts]
 
 
 class StepPlan(NamedTuple):
@@ -97,7 +116,7 @@ class StepPlan(NamedTuple):
 
     @property
     def num_logit_rows(self) -> int:
-        return sum(item.wants_logits for item in self.items)
+        return sum(item.num_logit_rows for item in self.items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,22 +196,29 @@ class Scheduler:
         items = self._plan_running()
         if not (self.policy.prompts_run_alone and any(item.is_prefill for item in items)):
             items = self._plan_admissions(items)
-        return StepPlan(tuple(items))
+        return StepPlan(tuple(self._add_drafts(items)))
 
-    def commit(self, plan: StepPlan, tokens: Mapping[int, int]) -> None:
-        """Record a step that ran: ``tokens`` maps the request ids that got logits to their new token."""
+    def commit(self, plan: StepPlan, tokens: Mapping[int, Sequence[int]]) -> None:
+        """Record a step that ran: ``tokens`` maps the request ids that got logits to their new tokens.
+
+        All but the last of them are the item's first drafts, found right; the keys and values of the others are void.
+        """
         for item in plan.items:
             request = item.request
             if request not in self.running:  # stopped while the step ran
                 continue
-            repeated = max(0, min(item.context, request.peak_computed) - item.start)
+            new = tokens[request.request_id] if item.wants_logits else ()
+            assert len(new) <= item.num_logit_rows
+            assert not item.wants_logits or request.drafts[: len(new) - 1] == list(new[:-1])
+            computed = item.context - item.num_drafts + max(0, len(new) - 1)
+            repeated = max(0, min(computed, request.peak_computed) - item.start)
             request.recomputed_tokens += repeated if self.policy.keep_kv else 0
-            request.num_computed = item.context
-            request.peak_computed = max(request.peak_computed, item.context)
+            request.num_computed = computed
+            request.peak_computed = max(request.peak_computed, computed)
+            request.tokens += new
+            request.drafts = []
             if self.policy.share_prefixes:
                 self._register_full_pages(request)
-            if item.wants_logits:
-                request.tokens.append(tokens[request.request_id])
             if not self.policy.keep_kv:
                 request.num_computed = 0
 
@@ -310,7 +336,7 @@ class Scheduler:
             shared = self.pool.match(request.tokens) if self.policy.share_prefixes else []
             self.pool.acquire(shared)
             needed = self._pages_for(request.num_tokens) - len(shared)
-            fresh = self.pool.allocate(needed, after=shared[-1] if shared else None)
+            fresh = self._allocate(needed, shared[-1] if shared else None)
             if fresh is None:
                 self.pool.release(shared, keep=self.policy.keep_finished)
                 return False
@@ -329,13 +355,42 @@ class Scheduler:
         missing = self._pages_for(num_tokens) - len(request.pages)
         if missing <= 0:
             return True
-        while (fresh := self.pool.allocate(missing, after=request.pages[-1] if request.pages else None)) is None:
+        while (fresh := self._allocate(missing, request.pages[-1] if request.pages else None)) is None:
             victim = next(other for other in reversed(self.running) if other.request_id not in planned)
             self._preempt(victim)
             if victim is request:
                 return False
         request.pages.extend(fresh)
         return True
+
+    def _allocate(self, count: int, after: int | None) -> list[int] | None:
+        """Pages for text. When they run out, those that only rejected drafts needed are given back first."""
+        fresh = self.pool.allocate(count, after)
+        if fresh is None and self.policy.paged:
+            for request in self.running:
+                needed = self._pages_for(request.num_tokens)
+                self.pool.release(request.pages[needed:])
+                del request.pages[needed:]
+                request.num_in_run = min(request.num_in_run, needed)
+            fresh = self.pool.allocate(count, after)
+        return fresh
+
+    def _add_drafts(self, items: list[Item]) -> list[Item]:
+        """Decoding items with as many of their drafts as the text's limits, the budget and the free pages allow."""
+        budget = self.policy.step_tokens - sum(item.count for item in items)
+        drafted: list[Item] = []
+        for item in items:
+            request = item.request
+            limit = min(request.max_tokens - request.num_generated, self.context_length - request.num_tokens)
+            most = min(len(request.drafts), budget, limit - 1) if request.is_decoding and self.policy.keep_kv else 0
+            missing = max(0, self._pages_for(request.num_tokens + most) - len(request.pages)) if most > 0 else 0
+            fresh = self.pool.allocate(missing, after=request.pages[-1]) if missing else []
+            if most > 0 and fresh is not None:
+                request.pages.extend(fresh)
+                budget -= most
+                item = replace(item, count=item.count + most, num_drafts=most)
+            drafted.append(item)
+        return drafted
 
     def _preempt_beyond_limit(self) -> None:
         """The batch limit was lowered: the youngest wait again."""
@@ -353,6 +408,7 @@ class Scheduler:
         request.num_computed = 0
         request.num_registered = 0
         request.num_in_run = 0
+        request.drafts = []
 
     def _register_full_pages(self, request: Request) -> None:
         size = self.pool.page_size

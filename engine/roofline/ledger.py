@@ -46,18 +46,26 @@ class LedgerModel:
 
 @dataclass(frozen=True, slots=True)
 class LedgerItem:
-    """A request's rows in a step: ``count`` tokens, the last of which sees ``context`` tokens, itself included."""
+    """A request's rows in a step: ``count`` tokens, the last of which sees ``context`` tokens, itself included.
+
+    num_drafts: rows that verify guesses; when logits are wanted, they give logits too.
+    """
 
     count: int
     context: int
     wants_logits: bool
+    num_drafts: int = 0
+
+    @property
+    def num_logit_rows(self) -> int:
+        return self.num_drafts + 1 if self.wants_logits else 0
 
 
 def account(model: LedgerModel, items: Sequence[LedgerItem]) -> StepCost:
     """Bytes and FLOPs of a step that computes ``items`` together."""
     spec = model.spec
     num_rows = sum(item.count for item in items)
-    num_logits = sum(item.wants_logits for item in items)
+    num_logits = sum(item.num_logit_rows for item in items)
     pairs = [_visible_pairs(spec, item) for item in items]
     kv_tokens = sum(_kv_tokens_read(spec, item) for item in items)
     kv_token_bytes = 2 * spec.kv_size * model.kv_element_bytes  # one layer

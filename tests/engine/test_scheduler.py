@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.kv.pool import PagePool
 from engine.options import Options
-from engine.scheduler import Policy, Request, Scheduler, StepPlan
+from engine.scheduler import Item, Policy, Request, Scheduler, StepPlan
 
 SIZE = 4
 CONTEXT = 48
@@ -25,21 +25,29 @@ class Model:
         self.slots: dict[int, int] = {}
         self.size = pool.page_size
 
-    def run(self, plan: StepPlan) -> dict[int, int]:
+    def run(self, plan: StepPlan) -> dict[int, list[int]]:
         for item in plan.items:
             request = item.request
             for position in range(item.start, item.context):
                 page = request.pages[position // self.size]
                 assert page != 0
-                self.slots[page * self.size + position % self.size] = request.tokens[position]
-        out: dict[int, int] = {}
+                self.slots[page * self.size + position % self.size] = item.token_ids()[position - item.start]
+        out: dict[int, list[int]] = {}
         for item in plan.items:
             request = item.request
             seen = [self.slots[request.pages[p // self.size] * self.size + p % self.size] for p in range(item.context)]
-            assert seen == request.tokens[: item.context]
+            num_text = item.context - item.num_drafts
+            assert seen == request.tokens[:num_text] + request.drafts[: item.num_drafts]
             if item.wants_logits:
-                out[request.request_id] = next_token(seen)
+                out[request.request_id] = self.verify(seen[:num_text], seen[num_text:])
         return out
+
+    @staticmethod
+    def verify(text: list[int], drafts: list[int]) -> list[int]:
+        new = [next_token(text)]
+        while len(new) <= len(drafts) and new[-1] == drafts[len(new) - 1]:
+            new.append(next_token(text + new))
+        return new
 
 
 def alone(prompt: list[int], max_tokens: int) -> list[int]:
@@ -89,16 +97,31 @@ SWITCHES = st.fixed_dictionaries(
 )
 
 
-@given(PROMPTS, SWITCHES, st.integers(13, 40), st.lists(SWITCHES, max_size=3), st.integers(0, 1000))
-@settings(max_examples=150, deadline=None)
-def test_any_schedule_gives_each_text_as_if_alone(prompts, switches, num_pages, flips, abort_at) -> None:
-    """Few pages (so: preemption, waiting), switches flipped while running, one request stopped somewhere."""
+def guess(scheduler: Scheduler, pattern: int) -> None:
+    """Drafts for every running request, the first ``right`` of them right; now none, now right, now wrong ones."""
+    for each in scheduler.running:
+        length, right = pattern % 5, pattern // 5 % 4
+        text = list(each.tokens)
+        for place in range(length):
+            text.append((next_token(text) + (place >= right)) % 5)
+        each.drafts = text[each.num_tokens :]
+        pattern = pattern * 7 + 1
+
+
+@given(
+    PROMPTS, SWITCHES, st.integers(13, 40), st.lists(SWITCHES, max_size=3), st.integers(0, 1000), st.integers(0, 1000)
+)
+@settings(max_examples=200, deadline=None)
+def test_any_schedule_gives_each_text_as_if_alone(prompts, switches, num_pages, flips, abort_at, drafts) -> None:
+    """Few pages (so: preemption, waiting), switches flipped while running, one request stopped somewhere, drafts or none."""
     scheduler, model = make(num_pages, **switches)
     requests = [request(i + 1, prompt, count) for i, (prompt, count) in enumerate(prompts)]
     for one in requests:
         scheduler.add(one)
     steps = 0
     while scheduler.has_work:
+        if drafts % 3:
+            guess(scheduler, drafts + steps)
         assert step(scheduler, model).items, "a step with work to do planned nothing"
         steps += 1
         assert steps < 2000
@@ -116,6 +139,72 @@ def test_any_schedule_gives_each_text_as_if_alone(prompts, switches, num_pages, 
         prompt, count = prompts[one.request_id - 1]
         assert one.tokens[len(prompt) :] == alone(prompt, count)
     assert scheduler.pool.num_held == 0
+
+
+def test_a_rejected_draft_lowers_num_computed_and_nothing_else() -> None:
+    """All, some and none of three drafts right, at every position around page edges."""
+    for right in range(4):
+        for length in range(1, 2 * SIZE + 2):
+            scheduler, model = make()
+            one = request(1, [1] * length, 20)
+            scheduler.add(one)
+            step(scheduler, model)
+            text = list(one.tokens)
+            for place in range(3):
+                text.append((next_token(text) + (place >= right)) % 5)
+            one.drafts = text[one.num_tokens :]
+            plan = step(scheduler, model)
+            assert (plan.num_rows, plan.num_logit_rows, plan.items[0].is_prefill) == (4, 4, False)
+            assert one.num_generated == 1 + right + 1
+            assert one.num_computed == one.num_tokens - 1
+            while scheduler.has_work:
+                step(scheduler, model)
+            assert one.tokens[length:] == alone([1] * length, 20)
+
+
+def test_draft_tokens_are_never_registered() -> None:
+    scheduler, model = make()
+    one = request(1, [1] * SIZE, 9)
+    scheduler.add(one)
+    step(scheduler, model)
+    wrong = [(next_token(one.tokens) + 1) % 5] * SIZE
+    one.drafts = list(wrong)
+    step(scheduler, model)
+    assert scheduler.pool.match([*one.tokens[: SIZE + 1], *wrong, 0]) == one.pages[:1]
+
+
+def test_drafts_take_no_page_that_text_needs() -> None:
+    """The last free page serves drafts only while no text needs it: nobody is preempted for a guess."""
+    scheduler, model = make(num_pages=6)
+    one, two = request(1, [1] * (SIZE + 1), 20), request(2, [2] * (2 * SIZE - 1), 20)
+    scheduler.add(one)
+    scheduler.add(two)
+    step(scheduler, model)
+    one.drafts = [(next_token(one.tokens) + 1) % 5] * SIZE  # wrong, and reaching into the last free page
+    two.drafts = list(one.drafts)
+    assert [item.num_drafts for item in step(scheduler, model).items] == [SIZE, 0]
+    assert (len(one.pages), len(two.pages)) == (3, 2)
+    step(scheduler, model)
+    assert (len(one.pages), len(two.pages)) == (2, 3)
+    assert scheduler.running == [one, two]
+
+
+def test_drafts_stop_at_max_tokens_context_and_budget() -> None:
+    scheduler, model = make(token_budget="32")
+    near_limit, near_window = request(1, [1], 4), request(2, [2] * (CONTEXT - 4), 99)
+    many = request(3, [3], 40)
+    for each in (near_limit, near_window, many):
+        scheduler.add(each)
+    while near_window.num_generated < 1:
+        step(scheduler, model)
+    near_limit.max_tokens = near_limit.num_generated + 2
+    for each in (near_limit, near_window, many):
+        each.drafts = [4] * 40
+    items: dict[int, Item] = {item.request.request_id: item for item in scheduler.plan().items}
+    assert items[1].num_drafts == 1
+    assert items[2].context < CONTEXT
+    assert items[2].num_drafts == CONTEXT - near_window.num_tokens - 1
+    assert sum(item.count for item in items.values()) == 32
 
 
 def test_decoders_are_not_stalled_by_a_long_prompt() -> None:
