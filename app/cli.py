@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.commands import bench, chat, doctor, gui, models, options
+from app.commands import bench, chat, compare, doctor, gui, models, options
 from app.commands.session import INTERRUPTED
 
-COMMANDS = (gui, chat, bench, options, models, doctor)
+COMMANDS = (gui, chat, bench, compare, options, models, doctor)
 
 
 def run(arguments: Sequence[str]) -> int:

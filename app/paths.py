@@ -51,6 +51,11 @@ class Paths:
         """The figures measured once on this machine."""
         return self.cache / "machine.json"
 
+    @property
+    def best_here_file(self) -> Path:
+        """The best setting for this machine, found by a measured search."""
+        return self.cache / "best_here.json"
+
     def create(self) -> Paths:
         """Make the folders; ValueError says which one could not be made and what to do."""
         for folder in (self.data, self.config, self.cache, self.logs, self.models):

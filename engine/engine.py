@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from torch import Tensor
 
 from engine.commands import Message, Prompt
 from engine.events import (
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_PARAMS = SamplingParams()
 PAGE_SIZE = 32  # tokens
+READ_TOKENS = 64  # per step of ``read_text``: their logits are all wanted, 4 bytes * vocabulary each
 KV_SHARE_OF_FREE_MEMORY = 0.3
 KV_BYTES_WANTED = 512 * 2**20  # room for several chats, even when one window needs less
 
@@ -266,6 +268,58 @@ class Engine:
                         return
         finally:
             self.abort(number)
+
+    # -- measuring ----------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Empty the prefix index, so that the next prompts are computed in full."""
+        self._scheduler.pool.clear_index()
+
+    @property
+    def pool_bytes(self) -> int:
+        """Memory of the KV cache's pages, used or not."""
+        return self._cache.num_bytes
+
+    def encode_text(self, text: str) -> list[int]:
+        return self._loaded.text.encode(text)
+
+    def read_text(self, token_ids: Sequence[int], num_prefill: int) -> Iterator[Tensor]:
+        """Read a given text and yield the logits of all its positions in order, fp32 [rows, vocab] per step.
+
+        The first ``num_prefill`` tokens are computed as a prompt is, the others one by one as replies are, by the
+        scheduler, pages and ops that the switches choose; nothing is shared with other texts. Raises ValueError while requests run, or when the
+        text does not fit.
+        """
+        if self.has_work or not 0 < num_prefill <= len(token_ids) < self.context_length:
+            raise ValueError(
+                f"A text of {len(token_ids):,} tokens cannot be read now: it must be shorter than the window of "
+                f"{self.context_length:,}, and no chat may be running."
+            )
+        policy = self._scheduler.policy
+        budget = min(READ_TOKENS, policy.token_budget)
+        self._scheduler.change_policy(replace(policy, share_prefixes=False, token_budget=budget))
+        request = Request(next(self._request_ids), list(token_ids[:num_prefill]), num_prefill, len(token_ids))
+        self._scheduler.add(request)
+        try:
+            num_read = 0
+            while num_read < len(token_ids):
+                plan = self._scheduler.plan()
+                (item,) = plan.items
+                yield self._logits_from(plan, num_read - item.start)
+                num_read = item.context
+                if num_read < len(token_ids):
+                    following = {request.request_id: token_ids[num_read]} if item.wants_logits else {}
+                    self._scheduler.commit(plan, following)
+        finally:
+            self._scheduler.remove(request)
+            self._scheduler.change_policy(policy)
+
+    def _logits_from(self, plan: StepPlan, first_row: int) -> Tensor:
+        """Run a plan of one item; logits of its rows from ``first_row`` on."""
+        with torch.inference_mode():
+            batch = build_batch(plan, PAGE_SIZE)
+            rows = torch.arange(first_row, plan.num_rows)
+            return self._loaded.model.forward(replace(batch, logit_rows=rows), self._cache)
 
     # -- switches -----------------------------------------------------------------------------
 

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from app.commands import Subparsers
-from app.commands.session import Progress, log_to_file, open_engine
+from app.commands.session import Progress, add_switches, chosen_settings, log_to_file, open_engine
 from engine.events import EngineError, Finished, FinishReason, Phase, StepRecord
-from engine.options import entry, parse_settings
+from engine.options import entry
 from engine.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -50,18 +50,18 @@ def add_to(commands: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "-m", "--model", default="starter", metavar="MODEL", help="starter, a path, or a name of 'models'"
     )
-    parser.add_argument("--prompt-tokens", type=_positive, default=512, metavar="N", help="prefill length (512)")
-    parser.add_argument("--new-tokens", type=_positive, default=64, metavar="N", help="decode steps per run (64)")
+    parser.add_argument("--prompt-tokens", type=positive, default=512, metavar="N", help="prefill length (512)")
+    parser.add_argument("--new-tokens", type=positive, default=64, metavar="N", help="decode steps per run (64)")
     parser.add_argument("--batch", type=_numbers, default=[1, 4, 16], metavar="N,N", help="chats at once (1,4,16)")
     parser.add_argument("--context", type=_numbers, default=[16, 512], metavar="N,N", help="tokens before (16,512)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an option; see 'options'")
+    add_switches(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
     return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
-    settings = parse_settings(arguments.set)
+    settings = chosen_settings(arguments)
     if arguments.new_tokens <= _WARM_UP_STEPS + 1:
         raise ValueError(f"--new-tokens must be more than {_WARM_UP_STEPS + 1}; the first steps only warm up.")
     with log_to_file(), closing(open_engine(arguments.model, settings)) as engine:
@@ -197,7 +197,7 @@ def _print(engine: Engine, runs: Sequence[Run], as_json: bool) -> None:
     print("; ".join(f"{op}: {path}" for op, path in info.active_paths.items()), file=sys.stderr)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     value = int(text) if text.isdigit() else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
@@ -205,4 +205,4 @@ def _positive(text: str) -> int:
 
 
 def _numbers(text: str) -> list[int]:
-    return [_positive(part.strip()) for part in text.split(",")]
+    return [positive(part.strip()) for part in text.split(",")]

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.commands import Subparsers
-from app.commands.session import INTERRUPTED, Reply, figures, interrupt_flag, log_to_file, open_engine, run_reply
+from app.commands.session import (
+    INTERRUPTED,
+    Reply,
+    add_switches,
+    chosen_settings,
+    figures,
+    interrupt_flag,
+    log_to_file,
+    open_engine,
+    run_reply,
+)
 from engine.commands import Message, Prompt
 from engine.events import FinishReason
 from engine.options import OPTIONS, parse_settings
@@ -37,7 +47,7 @@ def add_to(commands: Subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer this and exit; '-' or a pipe reads stdin")
     parser.add_argument("--system", metavar="TEXT", help="the system message")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an option; see 'options'")
+    add_switches(parser)
     parser.add_argument("--temperature", type=float, default=DEFAULT_TEMPERATURE, help="0 is greedy (default: 0.7)")
     parser.add_argument("--top-p", type=float, default=1.0, help="keep the likeliest tokens up to this probability")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest reply, in tokens")
@@ -47,7 +57,7 @@ def add_to(commands: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    settings = parse_settings(arguments.set)
+    settings = chosen_settings(arguments)
     params = SamplingParams(
         temperature=arguments.temperature,
         top_p=arguments.top_p,

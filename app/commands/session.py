@@ -1,15 +1,17 @@
-"""What ``chat`` and ``bench`` share: loading an engine with progress, and driving one reply to its end."""
+"""What ``chat``, ``bench`` and ``compare`` share: their switches, an engine loaded with progress, one reply driven to its end."""
 
 from __future__ import annotations
 
+import argparse
 import logging
 import signal
 import statistics
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,9 @@ from app.log import start_logging
 from app.paths import find_paths
 from engine.commands import Prompt
 from engine.events import Finished, FinishReason, Phase, RequestUsage, StepRecord, TokenDelta
+from engine.options import parse_settings
 from engine.params import SamplingParams
+from engine.presets import BEST_HERE, canonical, keep_best, preset, presets, stored_best
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -36,6 +40,39 @@ class Reply:
     usage: RequestUsage
     message: str = ""
     steps: list[StepRecord] = field(default_factory=list)
+
+
+def add_switches(parser: argparse.ArgumentParser) -> None:
+    """The arguments ``--set`` and ``--preset``."""
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an option; see 'options'")
+    names = ", ".join((*(row.name for row in presets()), BEST_HERE))
+    parser.add_argument("--preset", metavar="NAME", help=f"a row of options, which --set can change: {names}")
+
+
+def chosen_settings(arguments: argparse.Namespace) -> dict[str, str]:
+    """What ``--preset`` and, over it, ``--set`` ask for. ValueError names what is wrong."""
+    given = parse_settings(arguments.set)
+    return {**(preset_settings(arguments.preset, arguments.model) if arguments.preset else {}), **given}
+
+
+def preset_settings(name: str, model: str) -> dict[str, str]:
+    """Every switch of the preset ``name``. "best_here" is searched for now, with ``model``, where it was not before."""
+    best_file = find_paths().create().best_here_file
+    if canonical(name) == BEST_HERE and stored_best(best_file) is None:
+        _search_best(model, best_file)
+    return preset(name, best_file).settings()
+
+
+def _search_best(model: str, file: Path) -> None:
+    from engine.best_here import search
+
+    progress = Progress()
+    with closing(open_engine(model, {})) as engine:
+        found = search(engine, progress)
+    progress.clear()
+    keep_best(found, file)
+    values = ", ".join(f"{key}={value}" for key, value in found.values.items()) or "the defaults"
+    print(f"Best here: {values} ({found.speedup:.2f} times the speed of the defaults).", file=sys.stderr)
 
 
 def open_engine(model: str, settings: Mapping[str, str]) -> Engine:

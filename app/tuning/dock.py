@@ -26,6 +26,7 @@ from app.tuning.cards import TINY, Paragraph, stack
 from app.tuning.figures import LiveFigures
 from app.tuning.live import Chats, Live
 from app.tuning.pace import Meter, Pace
+from app.tuning.preset_row import PresetRow
 from app.tuning.refresher import Refresher
 from app.tuning.style import dock_stylesheet
 from app.tuning.switch_board import SwitchBoard, mark_name
@@ -78,6 +79,7 @@ class Dock(QWidget):
         self.board = SwitchBoard(bridge, self.figures, self)
         self.live = Live(bridge, self.figures, self.meter, controller)
         self.quick_switches = Switches(self.board, self.meter)
+        self.presets = PresetRow(self.board)
         self.switches = Switches(self.board, self.meter)
         self.cost = Paragraph(self.meter, TINY)
         self.cost.show_text(IDLE)
@@ -99,7 +101,7 @@ class Dock(QWidget):
         bar.setSpacing(18)
         live_page = stack(self.live, self.quick_switches)
         switches_page = stack(
-            *(self.switches, heading("What runs now"), self.paths),
+            *(self.presets, self.switches, heading("What runs now"), self.paths),
             *(heading("What this machine was measured to do"), self.machine),
         )
         for title, page in (("Live", live_page), ("Switches", switches_page)):

@@ -85,6 +85,21 @@ class SwitchBoard(QObject):
         self._set(key, replace(state, pending=value, status="Reloading weights" if slow else "", is_refusal=False))
         self._bridge.set_options({key: value})
 
+    def choose_all(self, values: Mapping[str, str]) -> None:
+        """Ask for many values in one command (a preset). Those that cannot be used here, or hold already, are left out."""
+        changes = {
+            key: value
+            for key, value in values.items()
+            if value != self._states[key].shown and value not in self._states[key].reasons
+        }
+        if not self.has_model or not changes:
+            return
+        for key, value in changes.items():
+            slow = entry(key).kind is Kind.WEIGHTS
+            status = "Reloading weights" if slow else ""
+            self._set(key, replace(self._states[key], pending=value, status=status, is_refusal=False))
+        self._bridge.set_options(changes)
+
     def clear_old_statuses(self) -> None:
         """Forget what finished changes said; a refusal stays until the next try."""
         for key, state in self._states.items():

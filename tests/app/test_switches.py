@@ -11,6 +11,7 @@ from app.tuning.switch_board import NO_MODEL, mark_name
 from app.tuning.switches import PLAIN_VALUES
 from engine.events import EngineError
 from engine.options import OPTIONS, Kind, Pile, entry
+from engine.presets import presets
 from tests.app.dock_bench import DockBench
 from tests.app.scripted_service import Script
 
@@ -243,3 +244,48 @@ def test_kinds_that_cost_something_say_so():
     assert KIND_WORDS[Kind.FREE] == "instant"
     assert KIND_WORDS[Kind.CACHE] == "recomputes running chats"
     assert KIND_WORDS[Kind.WEIGHTS] == "reloads weights"
+
+
+def preset_menu(bench):
+    menu = bench.dock.presets.make_menu()
+    menu.deleteLater()
+    return {action.text().split("\t")[0]: action for action in menu.actions()}
+
+
+def test_a_preset_posts_one_command_with_all_that_differs(bench):
+    bench.load()
+    before = len(bench.asked())
+    wanted = next(row for row in presets() if row.name == "small_memory")
+    preset_menu(bench)[wanted.title].trigger()
+    differing = {key: value for key, value in wanted.settings().items() if value != entry(key).default}
+    assert bench.asked()[before:] == [differing]
+    bench.steps()
+    assert bench.dock.presets.pill.text() == wanted.title
+    assert preset_menu(bench)[wanted.title].isChecked()
+    assert all(bench.dock.board.state(key).value == value for key, value in wanted.settings().items())
+
+
+def test_a_setting_of_ones_own_is_named_so_and_a_preset_leaves_nothing_of_it(bench, qtbot):
+    bench.load()
+    click(qtbot, bench, "prefix")
+    bench.steps()
+    assert bench.dock.presets.pill.text() == "own"
+    preset_menu(bench)["Latency"].trigger()
+    bench.steps()
+    assert bench.dock.board.state("prefix").value == "on"
+    assert bench.dock.presets.pill.text() == "Latency"
+
+
+def test_a_preset_leaves_out_what_cannot_be_used_here(qtbot):
+    bench = DockBench(qtbot, Script(unavailable={"max_batch": {"4": "Too many."}}))
+    bench.load()
+    preset_menu(bench)["Small memory"].trigger()
+    assert "token_budget" in bench.asked()[-1]
+    assert "max_batch" not in bench.asked()[-1]
+    bench.close()
+
+
+def test_without_a_model_presets_cannot_be_chosen(bench):
+    assert not bench.dock.presets.pill.isEnabled()
+    preset_menu(bench)["Throughput"].trigger()
+    assert bench.services == []  # nothing was asked of an engine
