@@ -29,7 +29,8 @@ CUT = 1.3  # a run is stopped at this many times the best
 _ROUNDINGS = ("int8", "int4")  # of the weights; full precision cannot be faster at one chat and need not fit
 _ABOUT_MANY_CHATS = ("batching", "max_batch", "prefix", "eviction", "paging")
 _ABOUT_LONG_PROMPTS = ("chunked_prefill", "token_budget")
-_NOT_TIMED = _ABOUT_MANY_CHATS + _ABOUT_LONG_PROMPTS  # this work cannot tell their choices apart
+_ABOUT_THE_TEXT = ("speculation", "draft_length")
+_NOT_TIMED = _ABOUT_MANY_CHATS + _ABOUT_LONG_PROMPTS + _ABOUT_THE_TEXT  # this work cannot tell their choices apart
 
 Progress = Callable[[str, float], None]
 

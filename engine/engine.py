@@ -308,7 +308,7 @@ class Engine:
                 yield self._logits_from(plan, num_read - item.start)
                 num_read = item.context
                 if num_read < len(token_ids):
-                    following = {request.request_id: token_ids[num_read]} if item.wants_logits else {}
+                    following = {request.request_id: [token_ids[num_read]]} if item.wants_logits else {}
                     self._scheduler.commit(plan, following)
         finally:
             self._scheduler.remove(request)

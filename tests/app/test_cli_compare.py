@@ -64,8 +64,8 @@ def test_without_room_for_two_engines_one_is_switched_at_each_turn(
     settings = ["--a", "weights=none,fused_ops=off", "--b", "preset=latency,weights=none"]
     assert cli.run(["compare", "-m", tiny, *SMALL, "--quality-tokens", "0", *settings]) == 0
     text = capsys.readouterr().out
-    assert "A: fused_ops=off" in text
-    assert "B: fused_ops=on" in text
+    assert "A: speculation=off, fused_ops=off" in text
+    assert "B: speculation=ngram, fused_ops=on" in text
     assert "perplexity" not in text
     for title in ("tokens/s", "first token, s", "weights, MB", "KV pool, MB"):
         assert title in text
