@@ -16,6 +16,7 @@ from engine.commands import (
     LoadModel,
     MeasureContext,
     Message,
+    Overflow,
     Prompt,
     SetOptions,
     Submit,
@@ -115,13 +116,13 @@ class EngineBridge(QObject):
         """End the load that runs; the model before it stays. It answers with model_load_failed."""
         self._post(CancelLoad())
 
-    def submit(self, prompt: Prompt, params: SamplingParams) -> int:
+    def submit(self, prompt: Prompt, params: SamplingParams, overflow: Overflow = "stop") -> int:
         """Start a reply; returns its request_id. After shutdown the id is returned but nothing runs."""
         request_id = next(self._request_ids)
         if not self._is_shut_down:
             self._running.add(request_id)
             self.generation_requested.emit(request_id, time.perf_counter())
-        self._post(Submit(request_id, prompt, params))
+        self._post(Submit(request_id, prompt, params, overflow))
         return request_id
 
     def abort(self, request_id: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from engine.commands import Overflow
 from engine.params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ class Settings(BaseModel):
     options: dict[str, str] = Field(default_factory=dict)  # option key -> choice; the rest are defaults
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
     system_prompt: str = ""
+    # A chat goes on by default: what is left out is said under each reply, and "stop" is one choice away.
+    context_policy: Overflow = "drop_oldest"
     window_geometry: str = ""  # base64 of QWidget.saveGeometry()
     dock_width: int = Field(default=372, ge=320, le=560)  # px
     dock_visible: bool = True

@@ -17,6 +17,8 @@ class Message:
 
 # A conversation (rendered with the model's chat template), plain text, or token ids.
 Prompt = tuple[Message, ...] | str | tuple[int, ...]
+# What happens to a conversation that is longer than the window: refused, or its oldest turns are left out.
+Overflow = Literal["stop", "drop_oldest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Submit:
     request_id: int  # chosen by the caller, unique in the service's life
     prompt: Prompt
     params: SamplingParams = field(default_factory=SamplingParams)
+    overflow: Overflow = "stop"  # plain text and token ids are always refused when too long
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ import psutil
 import torch
 from torch import Tensor
 
-from engine.commands import Message, Prompt
+from engine.commands import Message, Overflow, Prompt
+from engine.context import fit, reply_room
 from engine.events import (
     Completion,
     Event,
@@ -168,16 +169,37 @@ class Engine:
 
     # -- requests -----------------------------------------------------------------------------
 
-    def submit(self, prompt: Prompt | ChatMessages, params: SamplingParams, request_id: int | None = None) -> int:
-        """Queue a request; its events come out of ``step``. Raises ValueError when the prompt cannot be run."""
-        return self._start(prompt, params, request_id).request_id
+    def submit(
+        self,
+        prompt: Prompt | ChatMessages,
+        params: SamplingParams,
+        request_id: int | None = None,
+        overflow: Overflow = "stop",
+    ) -> int:
+        """Queue a request; its events come out of ``step``.
 
-    def _start(self, prompt: Prompt | ChatMessages, params: SamplingParams, request_id: int | None = None) -> Reply:
+        overflow: "drop_oldest" leaves the oldest turns of a conversation out when it would fill the window; the usage
+        counts them. Raises ValueError when the prompt cannot be run.
+        """
+        return self._start(prompt, params, request_id, overflow).request_id
+
+    def _start(
+        self,
+        prompt: Prompt | ChatMessages,
+        params: SamplingParams,
+        request_id: int | None = None,
+        overflow: Overflow = "stop",
+    ) -> Reply:
         submitted_at = time.perf_counter()
         number = next(self._request_ids) if request_id is None else request_id
         prompt = _as_prompt(prompt)
         is_conversation = not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], Message)
-        tokens = self._loaded.text.encode(prompt)
+        tokens, num_dropped = self._loaded.text.encode(prompt), 0
+        room = reply_room(self.context_length, params.max_tokens)
+        if overflow == "drop_oldest" and is_conversation and len(tokens) > self.context_length - room:
+            messages = [message for message in prompt if isinstance(message, Message)]
+            kept, num_dropped = fit(messages, self.count_tokens, self.context_length, room)
+            tokens = self._loaded.text.encode(kept)
         if not tokens:
             raise ValueError("The prompt is empty. Write something first.")
         if len(tokens) >= self.context_length:
@@ -187,7 +209,7 @@ class Engine:
             )
         most = self.context_length if params.max_tokens is None else params.max_tokens
         request = Request(number, tokens, len(tokens), most)
-        reply = Reply(request, params, self._loaded.text, submitted_at, is_conversation)
+        reply = Reply(request, params, self._loaded.text, submitted_at, is_conversation, num_dropped)
         if params.max_tokens == 0:
             self._undelivered.append(reply.finished(FinishReason.LENGTH))
         else:

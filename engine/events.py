@@ -56,6 +56,7 @@ class RequestUsage:
     decode_seconds: float = 0.0
     num_drafted: int = 0  # guessed tokens that were compared with the model's choice
     num_accepted: int = 0  # of these, found right
+    dropped_messages: int = 0  # the conversation's oldest, left out because the window was full
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -30,11 +30,18 @@ class Reply:
     """The engine's side of one request: sampler state, detokenizer, stop strings and the clock.
 
     is_conversation: the prompt was a chat, so the reply begins a new text (and, without a template, ends with its turn).
+    num_dropped: messages of the chat that were left out of the prompt.
     Times are ``time.perf_counter()`` seconds.
     """
 
     def __init__(
-        self, request: Request, params: SamplingParams, codec: TextCodec, submitted_at: float, is_conversation: bool
+        self,
+        request: Request,
+        params: SamplingParams,
+        codec: TextCodec,
+        submitted_at: float,
+        is_conversation: bool,
+        num_dropped: int = 0,
     ) -> None:
         self.request = request
         self.params = params
@@ -43,6 +50,7 @@ class Reply:
         self._detokenizer = codec.detokenizer(() if is_conversation else request.tokens)
         self._stops = StopStrings((*params.stop, *codec.turn_stop) if is_conversation else params.stop)
         self._submitted_at = submitted_at
+        self._num_dropped = num_dropped
         self._first_token_at: float | None = None
         self._last_token_at = submitted_at
         self._token_ids: list[int] = []
@@ -102,6 +110,7 @@ class Reply:
             decode_seconds=0.0 if first is None else self._last_token_at - first,
             num_drafted=self._num_drafted,
             num_accepted=self._num_accepted,
+            dropped_messages=self._num_dropped,
         )
 
     def completion(self, reason: FinishReason) -> Completion:

@@ -187,7 +187,7 @@ class EngineService:
             self._emit(_failed(command, NO_MODEL))
             return
         try:
-            self._engine.submit(command.prompt, command.params, command.request_id)
+            self._engine.submit(command.prompt, command.params, command.request_id, command.overflow)
         except ValueError as error:
             self._emit(_failed(command, str(error)))
 

@@ -13,7 +13,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 TORCH_SIDE = {"torch", "transformers", "triton", "bitsandbytes", "safetensors", "gguf"}
 QT_SIDE = {"PySide6", "shiboken6", "pyqtgraph"}
-VOCABULARY = ("engine", "engine.options", "engine.events", "engine.commands", "engine.params", "engine.model.spec")
+VOCABULARY = (
+    *("engine", "engine.options", "engine.events", "engine.commands", "engine.params", "engine.context"),
+    "engine.model.spec",
+)
 
 
 def _imports(path: Path) -> Iterator[tuple[int, str]]:

@@ -18,6 +18,8 @@ from PySide6.QtWidgets import (
 )
 
 from app.actions import ACTIONS
+from engine.commands import Overflow
+from engine.context import reply_room
 
 MOST_LINES = 8
 _METER_STEPS = 1000
@@ -100,6 +102,17 @@ class MessageEdit(QPlainTextEdit):
 
     def sizeHint(self) -> QSize:  # noqa: N802
         return QSize(200, self.height_for(1))
+
+
+def _at_the_limit(limit: int, most: int, policy: Overflow) -> str:
+    """What happens when the window is full, in the chat's own figures."""
+    window = f"The model's window holds {limit:,} tokens, the reply included."
+    if policy == "stop":
+        return f"{window} A longer chat is not sent, and a reply ends when the window is full. Preferences (Ctrl+,) can change that."
+    return (
+        f"{window} From {most:,} tokens on the oldest messages are left out of what the model reads, to keep room for "
+        "the reply. They stay in the chat, and the system prompt is always sent. Preferences (Ctrl+,) can change that."
+    )
 
 
 class Composer(QFrame):
@@ -207,8 +220,13 @@ class Composer(QFrame):
             self._is_generating = is_generating
             self._show_button()
 
-    def set_context(self, num_tokens: int | None, limit: int | None) -> None:
-        """Tokens of the rendered chat, and the largest conversation that fits; None while unknown."""
+    def set_context(
+        self, num_tokens: int | None, limit: int | None, policy: Overflow = "stop", max_tokens: int | None = None
+    ) -> None:
+        """Tokens of the rendered chat, and the largest conversation that fits; None while unknown.
+
+        policy and max_tokens: what happens at the limit, and the longest reply, for the words beside the meter.
+        """
         is_known = num_tokens is not None and bool(limit)
         self.meter.setVisible(is_known)
         self.meter_label.setVisible(is_known)
@@ -221,7 +239,11 @@ class Composer(QFrame):
             self.meter.style().unpolish(self.meter)
             self.meter.style().polish(self.meter)
         words = f"{num_tokens:,} of {limit:,} tokens"
-        self.meter_label.setText(f"{words}: more than fits" if num_tokens > limit else words)
+        most = limit if policy == "stop" else limit - reply_room(limit, max_tokens)
+        beyond = "more than fits" if policy == "stop" else "the oldest are left out"
+        self.meter_label.setText(f"{words}: {beyond}" if num_tokens > most else words)
+        for part in (self.meter, self.meter_label):
+            part.setToolTip(_at_the_limit(limit, most, policy))
 
     def _show_button(self) -> None:
         self.button.setText("Stop" if self._is_generating else "Send")

@@ -16,9 +16,9 @@ from app.chat.context_counter import ContextCounter
 from app.chat.conversation import ChatSummary, Conversation, MessageView, title_from
 from app.chat.generation import Generation
 from app.chat.saving import EndedReply, ReplySaver
-from app.settings import SettingsStore
+from app.settings import Settings, SettingsStore
 from app.store import ChatStore, MessageRecord, MessageState, MessageStats, SearchHit, StoreError
-from engine.commands import Message
+from engine.commands import Message, Overflow
 from engine.events import Finished, FinishReason, StepRecord, TokenDelta
 
 if TYPE_CHECKING:
@@ -28,7 +28,17 @@ logger = logging.getLogger(__name__)
 
 _STATS_SECONDS = 0.25
 _NO_REASON = "The engine gave no reason. Regenerate to ask again."
-_WINDOW_FULL = "The reply ends here because the model's window is full. Start a new chat, or edit an earlier message to branch off."
+# Why a reply ended with the window, after Settings.context_policy.
+_WINDOW_FULL = {
+    "stop": (
+        "The reply ends here because the model's window is full. Start a new chat, edit an earlier message to branch "
+        "off, or let the oldest messages be left out (Preferences, When a chat is longer than the window)."
+    ),
+    "drop_oldest": (
+        "The reply ends here because the model's window is full. Ask it to go on: the oldest messages are then left "
+        "out to make room. A new chat begins with an empty window."
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +92,11 @@ class ChatController(QObject):
         bridge.tokens_arrived.connect(self._on_tokens_arrived)
         bridge.generation_finished.connect(self._on_generation_finished)
         bridge.steps_recorded.connect(self._on_steps_recorded)
+
+    @property
+    def settings(self) -> Settings:
+        """What replies are asked for with."""
+        return self._settings.settings
 
     # ---- the list of chats
 
@@ -297,7 +312,7 @@ class ChatController(QObject):
         conversation = self._conversation(chat_id)
         settings = self._settings.settings
         prompt = conversation.prompt(conversation[reply_id].parent_id, settings.system_prompt)
-        request_id = self._bridge.submit(prompt, settings.sampling.to_params())
+        request_id = self._bridge.submit(prompt, settings.sampling.to_params(), settings.context_policy)
         self._owners[request_id] = chat_id
         generation = Generation(request_id, chat_id, reply_id, time.perf_counter())
         self._generations[request_id] = generation
@@ -340,7 +355,7 @@ class ChatController(QObject):
         if generation.is_stopped:
             self._add_stats(generation, stats)
             return
-        self._settle(generation, *_outcome(finished), stats)
+        self._settle(generation, *_outcome(finished, self._settings.settings.context_policy), stats)
 
     def _on_steps_recorded(self, records: list[StepRecord]) -> None:
         touched: dict[int, Generation] = {}
@@ -443,12 +458,12 @@ class ChatController(QObject):
         return conversation.prompt(conversation.leaf(), self._settings.settings.system_prompt, draft)
 
 
-def _outcome(finished: Finished) -> tuple[MessageState, str]:
+def _outcome(finished: Finished, policy: Overflow) -> tuple[MessageState, str]:
     """The state a finished reply gets, and what is shown under it."""
     if finished.reason is FinishReason.ERROR:
         return "failed", finished.message or _NO_REASON
     if finished.reason is FinishReason.ABORT:
         return "stopped", finished.message
     if finished.reason is FinishReason.CONTEXT:
-        return "done", finished.message or _WINDOW_FULL
+        return "done", finished.message or _WINDOW_FULL[policy]
     return "done", ""

@@ -207,4 +207,11 @@ def stats_words(stats: MessageStats) -> tuple[str, ...]:
     words.append("1 token" if stats.new_tokens == 1 else f"{stats.new_tokens:,} tokens")
     if stats.cached_tokens:
         words.append(f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens from the prefix cache")
+    if stats.dropped_messages:
+        words.append(left_out_words(stats.dropped_messages))
     return tuple(words)
+
+
+def left_out_words(num_messages: int) -> str:
+    """ "4 oldest messages left out"."""
+    return "oldest message left out" if num_messages == 1 else f"{num_messages:,} oldest messages left out"

@@ -224,7 +224,9 @@ class ChatPanel(QWidget):
 
     def _show_context(self) -> None:
         info = self._chooser.info
-        self.composer.set_context(self._num_tokens, info.context_length if info else None)
+        settings = self._controller.settings
+        limit = info.context_length if info else None
+        self.composer.set_context(self._num_tokens, limit, settings.context_policy, settings.sampling.max_tokens)
 
     def _waiting_text(self) -> str:
         if self._chooser.is_loading:

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from app.chat.conversation import left_out_words
 from app.commands import Subparsers
 from app.commands.session import (
     INTERRUPTED,
@@ -22,7 +23,7 @@ from app.commands.session import (
     open_engine,
     run_reply,
 )
-from engine.commands import Message, Prompt
+from engine.commands import Message, Overflow, Prompt
 from engine.events import FinishReason
 from engine.options import OPTIONS, parse_settings
 from engine.params import SamplingParams
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 DEMO_QUESTION = "What is the capital of France?"
 DEFAULT_TEMPERATURE = 0.7
+DEFAULT_OVERFLOW: Overflow = "drop_oldest"  # a conversation goes on; what is left out is said
 _DEMO_TOKENS = 48
 _HELP = """\
 /new            forget this conversation
@@ -52,6 +54,12 @@ def add_to(commands: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--top-p", type=float, default=1.0, help="keep the likeliest tokens up to this probability")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest reply, in tokens")
     parser.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
+    parser.add_argument(
+        "--when-full",
+        choices=get_args(Overflow),
+        default=DEFAULT_OVERFLOW,
+        help="a conversation longer than the window: refuse the next message, or leave out the oldest (default: drop_oldest)",
+    )
     parser.set_defaults(run=run)
     return parser
 
@@ -70,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     if prompt == "":
         raise ValueError("The prompt is empty. Pass one with -p TEXT, or run in a terminal to chat.")
     with log_to_file(), closing(open_engine(arguments.model, settings)) as engine:
-        conversation = _Conversation(engine, arguments.system, [])
+        conversation = _Conversation(engine, arguments.system, [], arguments.when_full)
         return _converse(conversation, params) if prompt is None else _answer(conversation, params, prompt)
 
 
@@ -123,7 +131,9 @@ def _converse(conversation: _Conversation, params: SamplingParams) -> int:
 def _turn(conversation: _Conversation, params: SamplingParams, line: str) -> None:
     with interrupt_flag() as stopped:
         try:
-            reply = run_reply(conversation.engine, conversation.prompt_for(line), params, _write, stopped)
+            reply = run_reply(
+                conversation.engine, conversation.prompt_for(line), params, _write, stopped, conversation.overflow
+            )
         except ValueError as error:
             print(error, file=sys.stderr)
             return
@@ -160,6 +170,7 @@ class _Conversation:
     engine: Engine
     system: str | None
     turns: list[Message]
+    overflow: Overflow = DEFAULT_OVERFLOW
 
     def prompt_for(self, question: str) -> Prompt:
         """The conversation with ``question`` added; plain text for a model without a chat template."""
@@ -186,7 +197,9 @@ def _note(reply: Reply) -> str:
         FinishReason.CONTEXT: "stopped because the model's window is full; /new starts afresh; ",
         FinishReason.ABORT: "stopped; ",
     }
-    return f"[{ends.get(reply.reason, '')}{figures(reply)}]"
+    dropped = reply.usage.dropped_messages
+    left_out = f"{left_out_words(dropped)}; " if dropped else ""
+    return f"[{ends.get(reply.reason, '')}{left_out}{figures(reply)}]"
 
 
 def _options_text(options: Mapping[str, str]) -> str:

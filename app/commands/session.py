@@ -19,7 +19,7 @@ from app.library import catalog
 from app.library.starter import STARTER, fetch_starter, find_starter
 from app.log import start_logging
 from app.paths import find_paths
-from engine.commands import Prompt
+from engine.commands import Overflow, Prompt
 from engine.events import Finished, FinishReason, Phase, RequestUsage, StepRecord, TokenDelta
 from engine.options import parse_settings
 from engine.params import SamplingParams
@@ -99,9 +99,10 @@ def run_reply(
     params: SamplingParams,
     write: Callable[[str], None],
     stopped: Callable[[], bool] = lambda: False,
+    overflow: Overflow = "stop",
 ) -> Reply:
     """Submit, step until the reply has ended, hand each piece of text to ``write``. ``stopped`` is asked at each step."""
-    request = engine.submit(prompt, params)
+    request = engine.submit(prompt, params, overflow=overflow)
     pieces: list[str] = []
     steps: list[StepRecord] = []
     asked_to_stop = False

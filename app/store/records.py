@@ -33,6 +33,7 @@ class MessageStats:
     cached_tokens: int = 0  # prompt tokens found in the prefix index
     tokens_per_second: float | None = None
     first_token_seconds: float | None = None
+    dropped_messages: int = 0  # the chat's oldest, left out because the window was full
 
     @staticmethod
     def of(usage: RequestUsage) -> MessageStats:
@@ -42,6 +43,7 @@ class MessageStats:
             cached_tokens=usage.cached_tokens,
             tokens_per_second=usage.tokens_per_second,
             first_token_seconds=usage.first_token_seconds,
+            dropped_messages=usage.dropped_messages,
         )
 
 
@@ -134,6 +136,7 @@ def stats_from(text: Any) -> MessageStats | None:
         cached_tokens=_count(data.get("cached_tokens")),
         tokens_per_second=_figure(data.get("tokens_per_second")),
         first_token_seconds=_figure(data.get("first_token_seconds")),
+        dropped_messages=_count(data.get("dropped_messages")),
     )
 
 

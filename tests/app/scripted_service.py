@@ -25,6 +25,7 @@ from engine.commands import (
     Submit,
     WatchPages,
 )
+from engine.context import fit
 from engine.events import (
     ContextMeasured,
     EngineError,
@@ -98,6 +99,7 @@ class Script:
     fail_load, fail_reply: a message makes the next load, or each reply after its second token, fail.
     refuse: option key -> message.
     unavailable: option key -> choice -> reason.
+    window: tokens that fit, the reply included; None lets everything fit.
     step_seconds: None lets the figures decide (memory time plus overhead); threaded mode really pauses that long.
     """
 
@@ -117,6 +119,7 @@ class Script:
     step_seconds: float | None = None
     overhead_seconds: float = 0.0015
     total_pages: int = 512
+    window: int | None = None
 
 
 @dataclass
@@ -126,6 +129,7 @@ class _Request:
     pieces: list[str]
     max_tokens: int | None
     submitted_at: float
+    num_dropped: int = 0
     sent: int = 0
     first_at: float | None = None
     last_at: float = 0.0
@@ -311,6 +315,8 @@ class ScriptedService:
         self._emit_pages()
 
     def _info_now(self, info: ModelInfo) -> ModelInfo:
+        if self.script.window is not None:
+            info = replace(info, context_length=self.script.window)
         dtype = "fp32" if self.options["weights"] == "none" else "bf16"
         return replace(info, weight_bytes=WEIGHT_BYTES[self.options["weights"]], dtype=dtype)
 
@@ -319,16 +325,33 @@ class ScriptedService:
             usage = RequestUsage(prompt_tokens=0)
             self.emit(Finished(command.request_id, FinishReason.ERROR, usage, "No model is loaded. Choose one first."))
             return
-        text = self._next_reply(command.prompt)
+        try:
+            prompt, num_dropped = self._fitted(command)
+        except ValueError as error:
+            self.emit(Finished(command.request_id, FinishReason.ERROR, RequestUsage(0), str(error)))
+            return
+        text = self._next_reply(prompt)
         pieces = pieces_of(text)
         if self.script.reply_tokens is not None:
             again = [" " + pieces[0], *pieces[1:]]
             while len(pieces) < self.script.reply_tokens:
                 pieces.extend(again)
             pieces = pieces[: self.script.reply_tokens]
-        self._waiting.append(
-            _Request(command.request_id, count_tokens(command.prompt), pieces, command.params.max_tokens, self._now())
-        )
+        most = command.params.max_tokens
+        if self.script.window is not None:
+            most = min(most or len(pieces), self.script.window - count_tokens(prompt))
+        self._waiting.append(_Request(command.request_id, count_tokens(prompt), pieces, most, self._now(), num_dropped))
+
+    def _fitted(self, command: Submit) -> tuple[Prompt, int]:
+        """What is read of the prompt, and how many messages were left out. ValueError when it is too long."""
+        prompt, window = command.prompt, self.script.window
+        if window is None:
+            return prompt, 0
+        if command.overflow == "drop_oldest" and not isinstance(prompt, str):
+            return fit([message for message in prompt if isinstance(message, Message)], count_tokens, window)
+        if count_tokens(prompt) >= window:
+            raise ValueError(f"The prompt has {count_tokens(prompt):,} tokens. Shorten the prompt.")
+        return prompt, 0
 
     def _next_reply(self, prompt: Prompt) -> str:
         replies = self.script.replies
@@ -399,8 +422,9 @@ class ScriptedService:
             if self.script.fail_reply and request.sent >= 2:
                 self._finish(request, FinishReason.ERROR, self.script.fail_reply)
             elif request.sent >= request.limit:
-                cut = request.limit < len(request.pieces)
-                self._finish(request, FinishReason.LENGTH if cut else FinishReason.STOP)
+                is_full = self.script.window is not None and request.context >= self.script.window
+                cut = FinishReason.CONTEXT if is_full else FinishReason.LENGTH
+                self._finish(request, cut if request.limit < len(request.pieces) else FinishReason.STOP)
 
     def _finish(self, request: _Request, reason: FinishReason, message: str = "") -> None:
         self._active = [other for other in self._active if other is not request]
@@ -412,6 +436,7 @@ class ScriptedService:
             new_tokens=request.sent,
             first_token_seconds=first,
             decode_seconds=request.last_at - request.first_at if request.first_at is not None else 0.0,
+            dropped_messages=request.num_dropped,
         )
         self.emit(Finished(request.request_id, reason, usage, message))
 

@@ -6,13 +6,14 @@ import io
 import os
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from app import cli
 from app.commands import bench, chat, session
-from engine.commands import Message, Prompt
+from engine.commands import Message, Overflow, Prompt
 from engine.events import (
     Event,
     Finished,
@@ -55,6 +56,8 @@ class ScriptedEngine:
     def __init__(self, words: tuple[str, ...] = ("Paris", " is", " it", "."), has_chat_template: bool = True) -> None:
         self.words = words
         self.prompts: list[Prompt] = []
+        self.overflows: list[Overflow] = []
+        self.num_dropped = 0
         self.options = Options()
         self.closed = False
         self.before_step: Callable[[], None] = lambda: None
@@ -72,8 +75,9 @@ class ScriptedEngine:
         self._left: dict[int, list[str]] = {}
         self._limits: dict[int, int] = {}
 
-    def submit(self, prompt: Prompt, params: SamplingParams) -> int:
+    def submit(self, prompt: Prompt, params: SamplingParams, overflow: Overflow = "stop") -> int:
         self.prompts.append(prompt)
+        self.overflows.append(overflow)
         request = len(self.prompts)
         self._left[request] = list(self.words) if not params.ignore_eos else ["x"] * (params.max_tokens or 1)
         return request
@@ -89,6 +93,7 @@ class ScriptedEngine:
         self.before_step()
         events: list[Event] = [step_record(batch=len(self._left))]
         usage = RequestUsage(prompt_tokens=5, new_tokens=4, first_token_seconds=0.1, decode_seconds=0.06)
+        usage = replace(usage, dropped_messages=self.num_dropped)
         for request, words in list(self._left.items()):
             if words and not self.failure:
                 events.append(TokenDelta(request, words.pop(0), (1,)))
@@ -182,6 +187,17 @@ def test_a_conversation_remembers_its_turns(
         (Message("user", "Three"),),
     ]
     assert capsys.readouterr().out.count("Paris is it.\n") == 3
+
+
+@pytest.mark.parametrize(("arguments", "overflow"), [((), "drop_oldest"), (("--when-full", "stop"), "stop")])
+def test_a_conversation_says_what_was_left_out_and_the_policy_is_the_users(
+    engine: ScriptedEngine, monkeypatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], overflow: str
+) -> None:
+    engine.num_dropped = 4
+    _type(monkeypatch, "One")
+    assert cli.run(["chat", *arguments]) == 0
+    assert engine.overflows == [overflow]
+    assert "4 oldest messages left out" in capsys.readouterr().err
 
 
 def test_switches_flip_between_turns(engine: ScriptedEngine, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,6 +124,19 @@ def test_the_meter_counts_in_words_and_fills(composer: Composer) -> None:
     assert composer.meter_label.text() == "0 of 8,192 tokens"
 
 
+def test_the_meter_says_what_happens_at_the_limit(composer: Composer) -> None:
+    composer.set_context(7500, 8192, "stop")
+    assert composer.meter_label.text() == "7,500 of 8,192 tokens"
+    assert "not sent" in composer.meter.toolTip()
+    composer.set_context(7680, 8192, "drop_oldest")
+    assert composer.meter_label.text() == "7,680 of 8,192 tokens"
+    composer.set_context(7681, 8192, "drop_oldest")
+    assert composer.meter_label.text() == "7,681 of 8,192 tokens: the oldest are left out"
+    assert "From 7,680 tokens on the oldest messages are left out" in composer.meter_label.toolTip()
+    composer.set_context(8000, 8192, "drop_oldest", max_tokens=100)
+    assert composer.meter_label.text() == "8,000 of 8,192 tokens"
+
+
 def test_editing_an_earlier_message_can_be_left(composer: Composer) -> None:
     composer.begin_edit("m1", "old words")
     assert composer.note.isVisible()

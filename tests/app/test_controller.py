@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.store import ChatStore, MessageRecord
+from app.chat.conversation import stats_words
+from app.store import ChatStore, MessageRecord, MessageStats
 from app.store.records import INTERRUPTED
 from engine.commands import Abort, LoadModel, MeasureContext, Message, Submit
 from engine.events import Finished, FinishReason, RequestUsage, TokenDelta
@@ -544,3 +545,62 @@ def test_events_of_unknown_requests_are_ignored(desk: Desk) -> None:
     desk.service.emit(TokenDelta(999, "x", (1,)), Finished(999, FinishReason.STOP, RequestUsage(1)))
     desk.drain()
     assert desk.texts(chat) == before
+
+
+# ---- a chat that outgrows the window (FIELD 8)
+
+
+@pytest.fixture
+def small_desk(desk: Desk) -> Desk:
+    """A window of 60 tokens; the scripted engine counts words, and four for each message's frame."""
+    desk.script.window = 60
+    desk.load()
+    return desk
+
+
+def test_a_chat_goes_on_beyond_the_window_and_says_what_was_left_out(small_desk: Desk) -> None:
+    desk = small_desk
+    desk.controller.set_system_prompt("Be brief.")
+    chat = desk.controller.new_chat()
+    for at in range(6):
+        desk.controller.send(chat, f"Question {at} in five words")
+        desk.run()
+    assert {command.overflow for command in desk.service.posted if isinstance(command, Submit)} == {"drop_oldest"}
+    replies = [view for view in desk.controller.messages(chat) if view.role == "assistant"]
+    assert [view.state for view in replies] == ["done"] * 6
+    dropped = [view.stats.dropped_messages for view in replies if view.stats]
+    assert dropped[0] == 0
+    assert dropped[-1] > 0
+    assert stats_words(replies[-1].stats or MessageStats(0))[-1] == f"{dropped[-1]} oldest messages left out"
+    assert len(prompts(desk)[-1]) == 12  # the whole chat is offered; the engine decides what fits
+    desk.restart(load=False)
+    kept = desk.controller.messages(chat)[-1].stats
+    assert kept is not None
+    assert kept.dropped_messages == dropped[-1]
+
+
+def test_with_stop_a_chat_beyond_the_window_is_refused_and_nothing_is_cut(small_desk: Desk) -> None:
+    desk = small_desk
+    desk.settings.update(context_policy="stop")
+    chat = desk.controller.new_chat()
+    for at in range(4):
+        desk.controller.send(chat, f"Question {at} in five words")
+        desk.run()
+    last = desk.controller.messages(chat)[-1]
+    assert last.state == "failed"
+    assert "Shorten" in last.error
+    assert all(not view.stats or not view.stats.dropped_messages for view in desk.controller.messages(chat))
+
+
+@pytest.mark.parametrize(("policy", "remedy"), [("stop", "Preferences"), ("drop_oldest", "go on")])
+def test_a_reply_that_fills_the_window_says_what_to_do(small_desk: Desk, policy: str, remedy: str) -> None:
+    desk = small_desk
+    desk.settings.update(context_policy=policy)
+    desk.script.reply_tokens = 200
+    chat = desk.controller.new_chat()
+    desk.controller.send(chat, "Hello")
+    desk.run()
+    view = desk.controller.messages(chat)[1]
+    assert view.state == "done"
+    assert "window is full" in view.error
+    assert remedy in view.error
