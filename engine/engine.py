@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,8 +40,8 @@ from engine.roofline import machine
 from engine.roofline.ledger import LedgerItem, LedgerModel, account, compute_seconds, memory_seconds
 from engine.runner import build_batch
 from engine.scheduler import Item, Policy, Request, Scheduler, StepPlan
-from engine.speculation.controller import Controller
-from engine.speculation.ngram import NgramProposer
+from engine.speculation.candidates import Candidate, candidates
+from engine.speculation.make import NO_DRAFT, Draft, load_draft, make_speculator
 from engine.speculation.speculator import Speculator
 from engine.speculation.verify import NO_PROPOSAL, Verified, verify
 from engine.weights.locate import locate
@@ -77,6 +77,7 @@ class Engine:
         options: Options,
         figures: MachineFigures,
         kv_bytes: int | None,
+        draft: Draft | None = None,
     ) -> None:
         self._source = source
         self._path = path
@@ -87,6 +88,7 @@ class Engine:
         self._request_ids = itertools.count(1)
         self._step_index = 0
         self.options = options
+        self._draft = draft
         self._speculator: Speculator | None = None
         self._hold(loaded)
         self._speculator = self._make_speculator()
@@ -104,19 +106,22 @@ class Engine:
         kv_bytes: int | None = None,
         machine_file: Path | None = None,
         find: Callable[[str], Path] = locate,
+        draft: str | None = None,
     ) -> Engine:
         """Load ``source`` ("starter", a GGUF file, a safetensors folder) with switches set as in ``settings``.
 
         kv_bytes: memory for the KV cache; by default what the model's window needs, at least 512 MiB, at most 30 % of
         the free memory. machine_file: where this machine's measured figures are kept. find: from a model's name to its path.
+        draft: a smaller model with the same vocabulary, for ``speculation=draft``.
         Raises ValueError, with what was wrong, where, and what to do.
         """
         options = Options(settings or {})
         path = find(source)
         loaded = load_model(path, options["weights"], options.on("fused_ops"), progress, cancelled)
+        helper = None if draft is None else load_draft(find(draft), loaded, options, progress, cancelled)
         progress("Measuring this machine", 1.0)
         figures = machine.measured_once(machine_file or machine.default_cache())
-        engine = cls(loaded, source, path, options, figures, kv_bytes)
+        engine = cls(loaded, source, path, options, figures, kv_bytes, helper)
         options.replaced({}, engine.capabilities)
         return engine
 
@@ -127,6 +132,7 @@ class Engine:
     def close(self) -> None:
         """Drop the weights and the cache, end the template's helper process. The engine is of no use afterwards."""
         self._loaded.text.close()
+        self._draft = self._speculator = None
         del self._loaded, self._cache
 
     # -- what is loaded -----------------------------------------------------------------------
@@ -161,7 +167,13 @@ class Engine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(device="cpu", is_fallback=self._loaded.is_fallback)
+        return Capabilities(
+            device="cpu", is_fallback=self._loaded.is_fallback, no_draft="" if self._draft else NO_DRAFT
+        )
+
+    def draft_candidates(self, paths: Iterable[Path]) -> list[Candidate]:
+        """Which of ``paths`` could guess for this model, each with the reason when it could not."""
+        return candidates(self._loaded.text, self._loaded.spec.num_parameters, paths)
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
         """Tokens of the rendered template: exactly what ``submit`` would send."""
@@ -361,7 +373,7 @@ class Engine:
         self._loaded.model.set_fused(options.on("fused_ops"))
         self.options = options
         self._ledger_model = self._make_ledger_model()
-        if reloads or {"speculation", "draft_length"} & set(changed):
+        if reloads or {"speculation", "draft_length", "fused_ops"} & set(changed):
             self._speculator = self._make_speculator()
         seconds = time.perf_counter() - started
         return OptionsApplied(dict(options), changed, seconds, preempted, self.info if reloads else None)
@@ -369,6 +381,8 @@ class Engine:
     def _reload(self, options: Options, progress: Progress, cancelled: Callable[[], bool]) -> int:
         """Read the weights again in another form, then swap; until the swap the old ones keep working."""
         loaded = load_model(self._path, options["weights"], options.on("fused_ops"), progress, cancelled)
+        if self._draft:
+            self._draft = load_draft(self._draft.path, loaded, options, progress, cancelled)
         preempted = self._scheduler.preempt_all()
         self._loaded.text.close()
         self._hold(loaded)
@@ -401,9 +415,7 @@ class Engine:
         return PagePool(self._cache.num_pages, PAGE_SIZE)
 
     def _make_speculator(self) -> Speculator | None:
-        if self.options["speculation"] == "off":
-            return None
-        return Speculator(NgramProposer(), Controller(self.options["draft_length"]))
+        return make_speculator(self.options, self._loaded, self._draft, self._cache.num_pages, PAGE_SIZE)
 
     def _make_ledger_model(self) -> LedgerModel:
         model = self._loaded.model

@@ -37,6 +37,7 @@ class Capabilities:
     device: str = "cpu"
     has_native_bf16: bool = False
     is_fallback: bool = False  # the model runs through transformers
+    no_draft: str = ""  # why no draft model can guess for this one; empty when one can
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,12 @@ def _not_with_fallback(choice: str, capabilities: Capabilities) -> str | None:
     if capabilities.is_fallback:
         return "This model runs through transformers, which keeps its own weights and ops."
     return None
+
+
+def _can_guess(choice: str, capabilities: Capabilities) -> str | None:
+    if choice == "layer_skip" and capabilities.is_fallback:
+        return "This model runs through transformers, whose layers cannot be left out."
+    return capabilities.no_draft or None if choice == "draft" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +164,8 @@ OPTIONS: tuple[OptionEntry, ...] = (
         choices=(
             Choice("off", "off", "one token per chat and step"),
             Choice("ngram", "n-gram", "guess that what followed the last words before follows again"),
+            Choice("draft", "draft model", "a smaller model with the same vocabulary guesses"),
+            Choice("layer_skip", "layer skip", "an experiment: some of the model's own layers guess for all of them"),
         ),
         default="off",
         lossless=True,
@@ -166,6 +175,7 @@ OPTIONS: tuple[OptionEntry, ...] = (
             "and turns itself off where they are not, or where a large batch already keeps the machine busy."
         ),
         terms="tokens per weight read, rows per step",
+        reason=_can_guess,
     ),
     OptionEntry(
         key="draft_length",

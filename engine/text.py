@@ -87,6 +87,10 @@ class TextCodec:
         tail = unfinished_tail(prompt_ids, self._piece) if continues else b""
         return Detokenizer(self._piece, self._parts.strip_space and not continues, tail)
 
+    def spellings(self) -> list[str | None]:
+        """id -> the token's spelling in the model's files; None where an id is unused."""
+        return self._parts.tokens[: self.vocab_size]
+
     def close(self) -> None:
         """End the template's helper process; the codec can still be used and starts a new one when needed."""
         if self._template is not None:

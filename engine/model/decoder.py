@@ -5,8 +5,9 @@ The families differ in data (which norms, biases, windows, rotary tables, scales
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -119,6 +120,16 @@ class Decoder:
         self.weight_sizes = weights.sizes()
         self.weight_bytes = weights.num_bytes()
         self._weight_path = _distinct_paths(weights)
+
+    def with_layers(self, indices: Sequence[int]) -> Decoder:
+        """A decoder of only these layers, in this order, on the same weights; its cache has as many layers."""
+        spec = replace(self.spec, layers=tuple(self.spec.layers[index] for index in indices))
+        weights = replace(self._weights, layers=tuple(self._weights.layers[index] for index in indices))
+        other = copy.copy(self)
+        other.spec, other._weights = spec, weights
+        other._layers = [self._layers[index] for index in indices]
+        other.weight_sizes, other.weight_bytes = weights.sizes(), weights.num_bytes()
+        return other
 
     def set_fused(self, fused: bool) -> None:
         self._ops = self._all_ops[fused]
