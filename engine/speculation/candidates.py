@@ -22,17 +22,18 @@ class Candidate(NamedTuple):
 
 def candidates(target: TextCodec, target_parameters: int, paths: Iterable[Path]) -> list[Candidate]:
     """Every one of ``paths``, in order, judged by its header and tokenizer; no weights are read."""
-    return [Candidate(path, _judged(target, target_parameters, path)) for path in paths]
+    return [Candidate(path, judged(target, path, target_parameters)) for path in paths]
 
 
-def _judged(target: TextCodec, target_parameters: int, path: Path) -> str:
+def judged(target: TextCodec, path: Path, target_parameters: int | None = None) -> str:
+    """Why the model at ``path`` cannot guess for ``target``; empty when it can. Given its size, larger ones cannot."""
     try:
         source = open_source(path)
         codec = TextCodec.open(source.tokenizer_files, source.eos_token_ids, source.spec.vocab_size)
     except (ValueError, OSError) as error:
         return str(error)
     reason = why_not(target, codec)
-    if not reason and source.spec.num_parameters >= target_parameters:
+    if not reason and target_parameters is not None and source.spec.num_parameters >= target_parameters:
         return "It is not smaller than the model it would guess for."
     return reason
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from engine.model.decoder import Decoder
 from engine.model.load import LoadedModel, load_model
 from engine.options import Options
-from engine.speculation.candidates import why_not
+from engine.speculation.candidates import judged
 from engine.speculation.controller import Controller
 from engine.speculation.draft import DraftProposer
 from engine.speculation.layer_skip import skipping
@@ -35,11 +35,10 @@ def load_draft(
     cancelled: Callable[[], bool],
 ) -> Draft:
     """Raises ValueError when the model cannot be loaded or its vocabulary is another one."""
-    loaded = load_model(path, options["weights"], options.on("fused_ops"), progress, cancelled)
-    reason = why_not(target.text, loaded.text)
+    reason = judged(target.text, path)
     if reason:
         raise ValueError(f"{path.name} cannot guess for this model. {reason} Choose a draft model of the same family.")
-    return Draft(path, loaded)
+    return Draft(path, load_model(path, options["weights"], options.on("fused_ops"), progress, cancelled))
 
 
 def make_speculator(
