@@ -110,17 +110,17 @@ def _read_bandwidth() -> float:
 def _throughputs() -> dict[str, float]:
     """Operations (2 per weight and row) per second of large products, by the paths the CPU backend takes for many rows.
 
-    int8 counts unpacking too, since that backend multiplies int8 weights in the dense dtype.
+    Without the C kernels int8 counts unpacking too, since torch's paths multiply int8 weights in the dense dtype.
     """
     x = torch.ones(_PRODUCT_ROWS, _PRODUCT_SIZE)
     weight = torch.full((_PRODUCT_SIZE, _PRODUCT_SIZE), 0.5)
     ops = CpuOps()
-    packed = ops.pack(weight, None, "int8")
+    packed, integer_x = ops.pack(weight, None, "int8"), x.to(ops.activation_dtype("int8"))
     narrow_x, narrow_weight = x.bfloat16(), weight.bfloat16()
     products: Mapping[str, Callable[[], object]] = {
         "fp32": lambda: F.linear(x, weight),
         "bf16": lambda: F.linear(narrow_x, narrow_weight),
-        "int8": lambda: ops.linear(narrow_x, packed),
+        "int8": lambda: ops.linear(integer_x, packed),
     }
     operations = 2 * _PRODUCT_ROWS * weight.numel()
     return {dtype: operations / _best_seconds(product, _PRODUCT_TRIES) for dtype, product in products.items()}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.ops.cpu import native
+from engine.ops.cpu import CpuOps, native
 from engine.ops.cpu.native import linear as native_linear
 from engine.weights.quantize import INT4_GROUP, dequantize_int4, quantize_int4
 
@@ -180,3 +183,30 @@ def test_zeros_and_constants(scheme: str) -> None:
     packed = native_linear.pack(torch.full((17, 64), 0.5), None, scheme)
     assert torch.equal(native_linear.linear(torch.zeros(2, 64), packed), torch.zeros(2, 17))
     assert torch.allclose(native_linear.unpack(packed), torch.tensor(0.5), rtol=1e-3)
+
+
+def test_cpu_ops_take_the_kernels_and_say_so() -> None:
+    ops = CpuOps()
+    packed = ops.pack(_random(0, 64, 64), None, "int4")
+    x, residual = _random(1, 3, 64), _random(2, 3, 64)
+    assert ops.activation_dtype("int4") == torch.float32
+    assert torch.equal(ops.linear(x, packed, residual), native_linear.linear(x, packed, residual))
+    assert native.isa() in ops.active_paths()["products"]
+    head = ops.head(x, packed, None)
+    assert head.dtype == torch.float32
+    assert torch.equal(head, native_linear.linear(x, packed))
+    assert "C kernel" in ops.active_paths()["head"]
+    assert torch.equal(ops.embed(packed, torch.tensor([5, 0]), 1.0, torch.float32), ops.unpack(packed)[[5, 0]])
+
+
+def test_an_environment_variable_chooses_the_path() -> None:
+    ask = "from engine.ops.cpu import native; print(native.reason_unavailable() or native.isa())"
+
+    def answer(**variables: str) -> str:
+        environment = {**os.environ, **variables}
+        done = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    assert answer(RIDGELINE_CPU="avx2", RIDGELINE_NATIVE="") == "avx2"
+    assert answer(RIDGELINE_NATIVE="off") == "RIDGELINE_NATIVE is off"
+    assert "asks for z80" in answer(RIDGELINE_CPU="z80", RIDGELINE_NATIVE="")

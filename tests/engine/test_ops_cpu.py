@@ -16,6 +16,11 @@ DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
+def torch_ops(fused: bool = True) -> CpuOps:
+    """Without the C kernels, which have tests of their own."""
+    return CpuOps(fused, use_native=False)
+
+
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -31,7 +36,7 @@ def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
 def test_linear_is_the_product_with_the_unpacked_weights(
     scheme: str, out_features: int, in_features: int, num_rows: int
 ) -> None:
-    ops = CpuOps()
+    ops = torch_ops()
     generator = seeded(out_features + num_rows)
     weight = torch.randn(out_features, in_features, generator=generator)
     bias = torch.randn(out_features, generator=generator)
@@ -50,13 +55,13 @@ def test_linear_is_the_product_with_the_unpacked_weights(
 @pytest.mark.parametrize("shape", [(64, 64), (100, 48), (300, 1000)])
 def test_packed_weights_stand_for_the_original(scheme: str, largest: float, shape: tuple[int, int]) -> None:
     weight = torch.randn(shape, generator=seeded(3))
-    packed = CpuOps().pack(weight, None, scheme)
-    assert relative_error(CpuOps().unpack(packed), weight) <= largest
+    packed = torch_ops().pack(weight, None, scheme)
+    assert relative_error(torch_ops().unpack(packed), weight) <= largest
     assert (packed.out_features, packed.in_features) == shape
 
 
 def test_packed_bytes_are_what_the_scheme_promises() -> None:
-    ops = CpuOps()
+    ops = torch_ops()
     weight = torch.randn(576, 1536, generator=seeded(4))
     per_weight = {
         scheme: ops.pack(weight, None, scheme).num_bytes / weight.numel() for scheme in ("none", "int8", "int4")
@@ -68,13 +73,13 @@ def test_packed_bytes_are_what_the_scheme_promises() -> None:
 
 def test_unknown_scheme_is_refused() -> None:
     with pytest.raises(ValueError, match="none, int8, int4"):
-        CpuOps().pack(torch.zeros(4, 4), None, "int3")
+        torch_ops().pack(torch.zeros(4, 4), None, "int3")
 
 
 @pytest.mark.parametrize("scheme", ["none", "int8", "int4"])
 @pytest.mark.parametrize("shape", [(64, 64), (131, 48)])
 def test_embed_gathers_the_rows_of_the_unpacked_table(scheme: str, shape: tuple[int, int]) -> None:
-    ops = CpuOps()
+    ops = torch_ops()
     packed = ops.pack(torch.randn(shape, generator=seeded(5)), None, scheme)
     token_ids = torch.tensor([0, shape[0] - 1, 31, 32, 63, 5, 5])
     wanted = ops.unpack(packed)[token_ids]
@@ -84,7 +89,7 @@ def test_embed_gathers_the_rows_of_the_unpacked_table(scheme: str, shape: tuple[
 
 @pytest.mark.parametrize("scheme", ["none", "int8", "int4"])
 def test_head_gives_fp32_logits_capped_when_asked(scheme: str) -> None:
-    ops = CpuOps()
+    ops = torch_ops()
     packed = ops.pack(torch.randn(200, 64, generator=seeded(6)), None, scheme)
     x = torch.randn(3, 64, generator=seeded(7)).to(ops.activation_dtype(scheme))
     wanted = F.linear(x.float(), ops.unpack(packed))
@@ -96,7 +101,7 @@ def test_head_gives_fp32_logits_capped_when_asked(scheme: str) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 3, 60])
 def test_the_path_that_ran_is_named(num_rows: int) -> None:
-    ops = CpuOps()
+    ops = torch_ops()
     packed = ops.pack(torch.randn(64, 64, generator=seeded(8)), None, "int4")
     ops.linear(torch.randn(num_rows, 64).bfloat16(), packed)
     path = ops.active_paths()["products"]
@@ -106,7 +111,7 @@ def test_the_path_that_ran_is_named(num_rows: int) -> None:
 
 def test_head_and_layers_name_their_paths_apart() -> None:
     """A prompt's layers multiply many rows, its head one: neither may be named for the other."""
-    ops = CpuOps()
+    ops = torch_ops()
     packed = ops.pack(torch.randn(64, 64, generator=seeded(24)), None, "int8")
     ops.linear(torch.randn(100, 64).bfloat16(), packed)
     ops.head(torch.randn(1, 64).bfloat16(), packed, None)
@@ -128,7 +133,7 @@ def test_batches_keep_a_copy_that_stands_for_the_same_weights(
 ) -> None:
     monkeypatch.setattr(cpu_products, "dense_dtype", lambda: torch.bfloat16)
     monkeypatch.setattr(cpu_products, "_SHARE_LEFT_AVAILABLE", -1.0)
-    ops = CpuOps()
+    ops = torch_ops()
     packed = ops.pack(torch.randn(shape, generator=seeded(17)), None, scheme)
     x = torch.randn(8, shape[1], generator=seeded(18)).bfloat16()
     first = ops.linear(x, packed)
@@ -149,7 +154,7 @@ def test_no_copy_is_kept_without_memory_or_native_bf16(
 ) -> None:
     monkeypatch.setattr(cpu_products, "dense_dtype", lambda: dtype)
     monkeypatch.setattr(cpu_products, "_SHARE_LEFT_AVAILABLE", share)
-    ops = CpuOps()
+    ops = torch_ops()
     packed = ops.pack(torch.randn(64, 64, generator=seeded(19)), None, "int4")
     multiply_often(ops, packed, torch.randn(8, 64, generator=seeded(20)).bfloat16())  # type: ignore[arg-type]
     assert packed.unpacked.weight is None  # type: ignore[attr-defined]
@@ -165,7 +170,7 @@ def test_rms_norm(dtype: torch.dtype, shape: tuple[int, ...], size: float) -> No
     weight = torch.randn(shape[-1], generator=seeded(10))
     before = x.clone()
     for multipliers in (weight, weight.bfloat16().float()):  # the second is exact in bf16, which takes a shorter way
-        got = CpuOps().rms_norm(x, multipliers, 1e-5)
+        got = torch_ops().rms_norm(x, multipliers, 1e-5)
         assert got.dtype == dtype
         assert relative_error(got, reference.rms_norm(x.float(), multipliers, 1e-5)) < TOLERANCE[dtype] / 2
         assert torch.equal(x, before)
@@ -176,12 +181,12 @@ def test_rms_norm(dtype: torch.dtype, shape: tuple[int, ...], size: float) -> No
 def test_gated_mlp_activation(dtype: torch.dtype, activation: str) -> None:
     gate_up = torch.randn(3, 130, generator=seeded(11)).to(dtype)
     wanted = reference.gated_mlp_activation(gate_up.float(), activation)
-    assert relative_error(CpuOps().gated_mlp_activation(gate_up, activation), wanted) < TOLERANCE[dtype]
+    assert relative_error(torch_ops().gated_mlp_activation(gate_up, activation), wanted) < TOLERANCE[dtype]
 
 
 def test_unknown_activation_is_refused() -> None:
     with pytest.raises(ValueError, match="relu6"):
-        CpuOps().gated_mlp_activation(torch.zeros(1, 4), "relu6")
+        torch_ops().gated_mlp_activation(torch.zeros(1, 4), "relu6")
 
 
 @settings(max_examples=40, deadline=None)
@@ -211,7 +216,7 @@ def test_rope_and_write_kv(
     norms = [torch.rand(head_dim, generator=generator) for _ in range(2)] if has_norms else [None, None]
     slots = torch.randperm(num_pages * page_size, generator=generator)[:num_rows]
     caches = [torch.zeros(2, num_pages, page_size, num_kv_heads, head_dim, dtype=dtype) for _ in range(2)]
-    q = CpuOps().rope_and_write_kv(qkv, cos, sin, *norms, 1e-6, *caches[0], slots)
+    q = torch_ops().rope_and_write_kv(qkv, cos, sin, *norms, 1e-6, *caches[0], slots)
     wanted = reference.rope_and_write_kv(qkv, cos, sin, *norms, 1e-6, *caches[1], slots)
     assert relative_error(q, wanted) < TOLERANCE[dtype]
     assert relative_error(caches[0], caches[1]) < TOLERANCE[dtype]
@@ -260,7 +265,7 @@ def test_paged_attention(
         start += count
     q = torch.randn(start, num_kv_heads * group, head_dim, generator=generator).to(dtype)
     params = AttentionParams(scale=0.3, window=window)
-    ops = CpuOps()
+    ops = torch_ops()
     for _ in range(2):  # the second call reuses what the first worked out and its buffers
         got = ops.paged_attention(q, *caches, tuple(spans), params)
         wanted = reference.paged_attention(q.float(), *caches, spans, params)
@@ -282,7 +287,7 @@ def test_decoding_chats_share_a_call_while_their_contexts_are_short(
     spans = tuple(Span(row, 1, c, range(1 + 70 * row, 71 + 70 * row)) for row, c in enumerate(contexts))
     q = torch.randn(4, 6, 16, generator=seeded(23))
     params = AttentionParams(scale=0.25, window=window)
-    ops = CpuOps()
+    ops = torch_ops()
     wanted = reference.paged_attention(q, *caches, spans, params)
     assert relative_error(ops.paged_attention(q, *caches, spans, params), wanted) < 1e-5
     assert ("one call" in ops.active_paths()["attention"]) == (is_together or window is not None)
@@ -293,12 +298,12 @@ def test_softcap_runs_the_plain_attention() -> None:
     q = torch.randn(5, 4, 16, generator=seeded(13))
     spans = (Span(0, 5, 7, [2, 1]),)
     params = AttentionParams(scale=0.3, softcap=2.0)
-    got = CpuOps().paged_attention(q, *caches, spans, params)
+    got = torch_ops().paged_attention(q, *caches, spans, params)
     assert torch.allclose(got, reference.paged_attention(q, *caches, spans, params))
 
 
 def test_unfused_ops_are_the_reference() -> None:
-    plain, fused = CpuOps(fused=False), CpuOps()
+    plain, fused = torch_ops(fused=False), torch_ops()
     x = torch.randn(4, 48, generator=seeded(14)).bfloat16()
     weight = torch.rand(48, generator=seeded(15))
     assert torch.equal(plain.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))

@@ -1,4 +1,4 @@
-"""CpuOps: the fast backend for CPUs, made of torch's own kernels (no compiler needed)."""
+"""CpuOps: the fast backend for CPUs: the C kernels where they could be built, else torch's own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from engine.ops import reference
-from engine.ops.cpu import packing
+from engine.ops.cpu import native, packing
 from engine.ops.cpu.attention import PagedAttention
+from engine.ops.cpu.native.linear import NativePacked
 from engine.ops.cpu.pointwise import Norms, Rotations, gated_mlp_activation
 from engine.ops.cpu.products import Products
 from engine.ops.interface import AttentionParams, Packed, Span
@@ -18,16 +19,20 @@ NUM_REFINED = 32  # logits per row that the head computes exactly
 
 
 class CpuOps:
-    """``Ops`` on torch's packed and dense products and its fused attention.
+    """``Ops`` on the C kernels' products (torch's packed ones without them), torch's dense products and its fused attention.
 
     fused: False runs norms, rotation, activation and attention as the reference's plain steps (the ``fused_ops`` switch);
     the products stay the same.
+    use_native: False keeps the C kernels out; None asks whether they are there.
     """
 
     name = "cpu"
 
-    def __init__(self, fused: bool = True) -> None:
+    def __init__(self, fused: bool = True, use_native: bool | None = None) -> None:
         self.fused = fused
+        self.use_native = native.is_available() if use_native is None else use_native
+        if self.use_native:
+            native.set_threads(torch.get_num_threads())
         self._products = Products()
         self._attention = PagedAttention()
         self._norm = Norms()
@@ -35,8 +40,8 @@ class CpuOps:
         self._rotate = Rotations()
 
     def activation_dtype(self, scheme: str) -> torch.dtype:
-        """fp32 with full weights; bf16 with packed ones, since torch's packed products are slow with anything else."""
-        return torch.float32 if scheme == "none" else torch.bfloat16
+        """fp32 with full weights and for the C kernels; bf16 for torch's packed products, which are slow with anything else."""
+        return torch.float32 if scheme == "none" or self.use_native else torch.bfloat16
 
     def active_paths(self) -> dict[str, str]:
         """The paths the latest step took: the layers' products, the head's, attention."""
@@ -47,14 +52,13 @@ class CpuOps:
         }
 
     def pack(self, weight: Tensor, bias: Tensor | None, scheme: str) -> Packed:
-        return packing.pack(weight, bias, scheme)
+        return packing.pack(weight, bias, scheme, self.use_native)
 
     def unpack(self, packed: Packed) -> Tensor:
         return packing.unpack(packed)
 
     def linear(self, x: Tensor, packed: Packed, residual: Tensor | None = None) -> Tensor:
-        out = self._products.linear(x, packed)
-        return out if residual is None else residual + out
+        return self._products.linear(x, packed, residual)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if not self.fused:
@@ -111,7 +115,7 @@ class CpuOps:
         layers_path = self._products.active_path
         logits = self._products.linear(x, packed).float()
         self._head_path, self._products.active_path = self._products.active_path, layers_path
-        if packed.scheme != "none":
+        if packed.scheme != "none" and not isinstance(packed, NativePacked):  # those answer in fp32
             _refine_likeliest(logits, x, packed)
         return reference.soft_cap(logits, softcap)
 

@@ -1,4 +1,4 @@
-"""How the CPU backend keeps weights: fp32 as they are, int8 and int4 as torch's packed products read them."""
+"""How the CPU backend keeps weights: fp32 as they are, int8 and int4 as the C kernels or torch's packed products read them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.ops.cpu.int4_layout import BLOCK_ROWS, int4_layout
+from engine.ops.cpu.native import linear as native_linear
+from engine.ops.cpu.native.linear import NativePacked
 from engine.ops.interface import Packed
 from engine.weights.quantize import INT4_GROUP, quantize_int4, quantize_int8, row_slices
 
@@ -37,8 +39,10 @@ class CpuPacked(Packed):
     unpacked: Unpacked = field(default_factory=Unpacked, compare=False, repr=False)
 
 
-def pack(weight: Tensor, bias: Tensor | None, scheme: str) -> CpuPacked:
+def pack(weight: Tensor, bias: Tensor | None, scheme: str, use_native: bool) -> Packed:
     """Lay ``weight`` [out, in] out for ``linear``. ValueError for an unknown scheme or weights that are not finite."""
+    if use_native and scheme in native_linear.SCHEMES:
+        return native_linear.pack(weight, bias, scheme)
     if scheme == "none":
         data: tuple[Tensor, ...] = (weight.float().contiguous(),)
         path = "none: torch dense product, fp32"
@@ -84,6 +88,8 @@ def _pack_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def unpack(packed: Packed) -> Tensor:
     """The weights that ``packed`` stands for, fp32 [out, in]."""
+    if isinstance(packed, NativePacked):
+        return native_linear.unpack(packed)
     if packed.scheme == "none":
         return packed.data[0]
     if packed.scheme == "int8":
@@ -110,6 +116,8 @@ def unpack_int4_columns(packed: Tensor, scales: Tensor, columns: Tensor) -> None
 
 def embedding_rows(packed: Packed, token_ids: Tensor) -> Tensor:
     """Rows token_ids [T] of the table, without unpacking the rest: fp32 [T, in]."""
+    if isinstance(packed, NativePacked):
+        return native_linear.rows(packed, token_ids)
     if packed.scheme == "none":
         return packed.data[0].index_select(0, token_ids)
     if packed.scheme == "int8":

@@ -1,4 +1,4 @@
-"""Matrix products with fp32, int8 and int4 weights on torch's fast CPU paths, by the number of rows.
+"""Matrix products with fp32, int8 and int4 weights: the C kernels where they are, else torch's fast CPU paths by the number of rows.
 
 one or a few    torch's packed product: it reads the small weights directly, but each row costs nearly as much again,
                 and it is fast with bf16 activations only
@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.ops.cpu.int4_layout import BLOCK_ROWS
+from engine.ops.cpu.native import linear as native_linear
+from engine.ops.cpu.native.linear import NativePacked
 from engine.ops.cpu.packing import CpuPacked, unpack_int4_columns
 from engine.ops.interface import Packed
 from engine.weights.quantize import INT4_GROUP
@@ -56,8 +58,15 @@ class Products:
         self._may_keep = self._dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
         self.active_path = ""
 
-    def linear(self, x: Tensor, packed: Packed) -> Tensor:
-        """x [N, in] -> [N, out] in x's dtype, bias added."""
+    def linear(self, x: Tensor, packed: Packed, residual: Tensor | None = None) -> Tensor:
+        """x [N, in] -> [N, out], bias (and residual) added; in x's dtype, or fp32 from the C kernels."""
+        if isinstance(packed, NativePacked):
+            self.active_path = packed.path
+            return native_linear.linear(x, packed, residual)
+        out = self._torch_linear(x, packed)
+        return out if residual is None else residual + out
+
+    def _torch_linear(self, x: Tensor, packed: Packed) -> Tensor:
         if packed.scheme == "none":
             self.active_path = packed.path
             return F.linear(x, packed.data[0], packed.bias)
