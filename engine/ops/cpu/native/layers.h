@@ -1,0 +1,50 @@
+/* Arguments of a whole step through all layers; see layers.c. Mirrored by layers.py. */
+#ifndef RL_LAYERS_H
+#define RL_LAYERS_H
+
+#include "attention.h"
+
+/* A packed matrix as rl_linear takes it. */
+typedef struct {
+    int64_t kind;
+    const uint8_t *weights;
+    int64_t out_features, in_features;
+    const float *bias; /* or NULL */
+} rl_matrix;
+
+typedef struct {
+    const float *attn_norm, *q_norm, *k_norm, *post_attn_norm, *mlp_norm, *post_mlp_norm; /* NULL where there is none */
+    rl_matrix qkv, attn_out, gate_up, mlp_out;
+    void *keys, *values; /* the layer's cache: [num_pages, page_size, num_kv_heads, head_dim] */
+    int64_t window;      /* 0 for all */
+    int64_t rotation;    /* into rl_step.rotations, or -1: none */
+} rl_layer;
+
+typedef struct {
+    const rl_layer *layers;
+    const float *final_norm;
+    int64_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim;
+    int64_t activation; /* enum rl_activation */
+    float eps, scale, softcap;
+} rl_decoder;
+
+/* Cosines and sines of a step's rows for one table: [rows, half]. */
+typedef struct {
+    const float *cos, *sin;
+    int64_t half;
+} rl_rotation;
+
+typedef struct {
+    float *x;                /* [rows, hidden]: the embeddings; overwritten */
+    const int64_t *slots;    /* [rows] */
+    const rl_span *spans;
+    const int64_t *pages;
+    const rl_rotation *rotations;
+    const int64_t *wanted;   /* [num_wanted]: rows that go on after the last layer's attention */
+    float *out;              /* [num_wanted, hidden]: normed, for the head */
+    void *workspace;
+    int64_t workspace_bytes;
+    int64_t rows, num_spans, num_wanted, page_size, kv_type;
+} rl_step;
+
+#endif
