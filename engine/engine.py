@@ -396,7 +396,7 @@ class Engine:
     # -- memory -------------------------------------------------------------------------------
 
     def _hold(self, loaded: LoadedModel) -> None:
-        spec, dtype = loaded.spec, loaded.model.activation_dtype
+        spec, dtype = loaded.spec, loaded.model.kv_dtype
         page_bytes = KvCache.page_bytes(spec, PAGE_SIZE, dtype)
         budget = self._kv_bytes or _default_kv_bytes(spec.max_position * spec.kv_bytes_per_token(dtype.itemsize))
         num_pages = 1 + budget // page_bytes

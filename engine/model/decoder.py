@@ -109,9 +109,11 @@ class Decoder:
         self.spec = spec
         self.max_context = max_context or native_context(spec)
         self.activation_dtype = ops[fused].activation_dtype(scheme)
+        self.kv_dtype = ops[fused].kv_dtype(scheme)
         self._weights = weights
         self._all_ops = ops
-        self._ops = ops[fused]
+        self._compiled = {is_fused: its.compile_layers(spec, weights) for is_fused, its in ops.items()}
+        self._use(fused)
         self._tables = [RopeTable(rope, self.max_context) for rope in spec.ropes]
         self._layers = [
             _Layer(layer_weights, _attention_params(spec, layer), layer.rope)
@@ -132,12 +134,16 @@ class Decoder:
         return other
 
     def set_fused(self, fused: bool) -> None:
-        self._ops = self._all_ops[fused]
+        self._use(fused)
+
+    def _use(self, fused: bool) -> None:
+        self._ops, self._layers_at_once = self._all_ops[fused], self._compiled[fused]
 
     def active_paths(self) -> dict[str, str]:
         """How the weights are packed, and what the latest step really ran."""
         ran = {operation: path for operation, path in self._ops.active_paths().items() if path}
-        return {"weights": self._weight_path, **ran}
+        at_once = {} if self._layers_at_once is None else self._layers_at_once.active_paths()
+        return {"weights": self._weight_path, **ran, **at_once}
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, cache: KvTensors) -> Tensor:
@@ -147,6 +153,14 @@ class Decoder:
         # The residual stream stays fp32 whatever the activations are: bf16 would round the sum anew at each of its
         # additions, and those roundings, not the weights', would decide between close candidates.
         x = ops.embed(weights.embed, batch.token_ids, spec.embedding_scale, torch.float32)
+        run_layers = self._run_layers if self._layers_at_once is None else self._layers_at_once.run
+        x = run_layers(x, batch, rotations, cache)
+        if x.shape[0] == 0:
+            return torch.empty(0, spec.vocab_size, dtype=torch.float32, device=x.device)
+        return ops.head(x, weights.head, spec.logit_softcap)
+
+    def _run_layers(self, x: Tensor, batch: StepBatch, rotations: Sequence[Rotation], cache: KvTensors) -> Tensor:
+        """All layers and the final norm, operation by operation: x [N, hidden] -> [R, hidden] of ``batch.logit_rows``."""
         for index in range(len(self._layers) - 1):
             layer = self._layers[index]
             attended = self._attend(layer, x, batch, rotations, *cache.layer(index))
@@ -156,9 +170,9 @@ class Decoder:
         # From here on a row no longer sees the others: only those whose logits are wanted go on.
         rows = batch.logit_rows
         if rows.shape[0] == 0:
-            return torch.empty(0, spec.vocab_size, dtype=torch.float32, device=x.device)
+            return x[:0]
         x = self._finish_layer(last.weights, x.index_select(0, rows), attended.index_select(0, rows))
-        return ops.head(ops.rms_norm(x, weights.final_norm, spec.norm_eps), weights.head, spec.logit_softcap)
+        return self._ops.rms_norm(x, self._weights.final_norm, self.spec.norm_eps)
 
     def _rotations(self, batch: StepBatch) -> Sequence[Rotation]:
         """This step's cosines and sines, gathered once per table and shared by its layers."""

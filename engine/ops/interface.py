@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import Tensor, dtype
+
+if TYPE_CHECKING:
+    from engine.model.decoder import DecoderWeights
+    from engine.model.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,14 @@ class Ops(Protocol):
         """The dtype hidden states have when weights are packed with ``scheme``."""
         ...
 
+    def kv_dtype(self, scheme: str) -> dtype:
+        """The dtype keys and values are kept in beside weights packed with ``scheme``."""
+        ...
+
+    def compile_layers(self, spec: ModelSpec, weights: DecoderWeights) -> CompiledLayers | None:
+        """All layers of a decoder as one call; None where this backend, or these weights, have but the single operations."""
+        ...
+
     def pack(self, weight: Tensor, bias: Tensor | None, scheme: str) -> Packed:
         """Quantize and lay out ``weight`` [out, in] (any float dtype)."""
         ...
@@ -142,6 +154,19 @@ class KvTensors(Protocol):
     def layer(self, index: int) -> tuple[Tensor, Tensor]: ...
 
 
+class CompiledLayers(Protocol):
+    """A decoder's layers and final norm as one call, with the results of the single operations."""
+
+    def run(
+        self, x: Tensor, batch: StepBatch, rotations: Sequence[tuple[Tensor, Tensor] | tuple[None, None]], kv: KvTensors
+    ) -> Tensor:
+        """x: the embeddings, fp32 [N, hidden], overwritten. Writes the step's keys and values; returns the normed rows
+        of ``batch.logit_rows``, fp32 [R, hidden]."""
+        ...
+
+    def active_paths(self) -> Mapping[str, str]: ...
+
+
 class WeightSizes(NamedTuple):
     """Bytes as packed, for the ledger: all layers (with norms, biases and the final norm), the head,
     and one token's row of the table that embeddings are looked up in."""
@@ -155,12 +180,13 @@ class Model(Protocol):
     """A loaded model: the parametric decoder or the transformers fallback.
 
     ``forward`` runs ``batch`` against ``cache`` and returns fp32 logits [R, vocab] for ``batch.logit_rows``.
-    ``set_fused`` flips the ``fused_ops`` switch between two steps.
+    ``kv_dtype`` is what it wants keys and values kept in. ``set_fused`` flips the ``fused_ops`` switch between two steps.
     """
 
     weight_bytes: int  # all that is held, a table used twice counted once
     weight_sizes: WeightSizes
     activation_dtype: dtype
+    kv_dtype: dtype
 
     def forward(self, batch: StepBatch, cache: KvTensors) -> Tensor: ...
 

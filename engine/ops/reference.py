@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +19,10 @@ from engine.weights.quantize import (
     quantize_int8,
 )
 
+if TYPE_CHECKING:
+    from engine.model.decoder import DecoderWeights
+    from engine.model.spec import ModelSpec
+
 
 class ReferenceOps:
     """Plain torch on any device; sums in fp32 whatever the activations' dtype."""
@@ -29,6 +34,12 @@ class ReferenceOps:
 
     def activation_dtype(self, scheme: str) -> torch.dtype:
         return torch.float32
+
+    def kv_dtype(self, scheme: str) -> torch.dtype:
+        return torch.float32
+
+    def compile_layers(self, spec: ModelSpec, weights: DecoderWeights) -> None:
+        """There are but the single operations."""
 
     def pack(self, weight: Tensor, bias: Tensor | None, scheme: str) -> Packed:
         """ValueError for a scheme that is not "none", "int8" or "int4"."""

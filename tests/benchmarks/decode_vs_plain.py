@@ -42,7 +42,7 @@ class PagedChats:
     def __init__(self, decoder: Decoder, num_chats: int, max_tokens: int) -> None:
         self.decoder = decoder
         self.pages_each = -(-max_tokens // PAGE_SIZE)
-        self.cache = KvCache(decoder.spec, 1 + num_chats * self.pages_each, PAGE_SIZE, decoder.activation_dtype)
+        self.cache = KvCache(decoder.spec, 1 + num_chats * self.pages_each, PAGE_SIZE, decoder.kv_dtype)
         first = range(1, 1 + num_chats * self.pages_each, self.pages_each)
         self.pages = [list(range(start, start + self.pages_each)) for start in first]
         self.length = 0

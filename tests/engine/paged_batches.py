@@ -32,7 +32,7 @@ def scattered_pages(num_texts: int, num_tokens: int, page_size: int, seed: int =
 
 def make_cache(decoder: Decoder, num_pages: int, page_size: int, fill: float = 0.0) -> KvCache:
     """A cache whose never-written slots hold ``fill``, but for page 0, which is zeros."""
-    cache = KvCache(decoder.spec, num_pages, page_size, decoder.activation_dtype)
+    cache = KvCache(decoder.spec, num_pages, page_size, decoder.kv_dtype)
     for index in range(decoder.spec.num_layers):
         for tensor in cache.layer(index):
             tensor[1:] = fill

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,16 +11,24 @@ from torch import Tensor
 from engine.ops import reference
 from engine.ops.cpu import native, packing
 from engine.ops.cpu.attention import PagedAttention
+from engine.ops.cpu.native import kernels
+from engine.ops.cpu.native.layers import NativeLayers
 from engine.ops.cpu.native.linear import NativePacked
 from engine.ops.cpu.pointwise import Norms, Rotations, gated_mlp_activation
 from engine.ops.cpu.products import Products
 from engine.ops.interface import AttentionParams, Packed, Span
 
+if TYPE_CHECKING:
+    from engine.model.decoder import DecoderWeights
+    from engine.model.spec import ModelSpec
+
 NUM_REFINED = 32  # logits per row that the head computes exactly
 
 
 class CpuOps:
-    """``Ops`` on the C kernels' products (torch's packed ones without them), torch's dense products and its fused attention.
+    """``Ops`` on the C kernels where there are any, and torch's packed products and fused attention elsewhere.
+
+    Products of full weights are torch's. Between products the C kernels take fp32; other activations run on torch.
 
     fused: False runs norms, rotation, activation and attention as the reference's plain steps (the ``fused_ops`` switch);
     the products stay the same.
@@ -35,6 +44,7 @@ class CpuOps:
             native.set_threads(torch.get_num_threads())
         self._products = Products()
         self._attention = PagedAttention()
+        self._native_attention = kernels.PagedAttention()
         self._norm = Norms()
         self._head_path = ""
         self._rotate = Rotations()
@@ -43,6 +53,10 @@ class CpuOps:
         """fp32 with full weights and for the C kernels; bf16 for torch's packed products, which are slow with anything else."""
         return torch.float32 if scheme == "none" or self.use_native else torch.bfloat16
 
+    def kv_dtype(self, scheme: str) -> torch.dtype:
+        """bf16 beside packed weights: half the bytes, and no rounding that such weights would notice."""
+        return torch.float32 if scheme == "none" else torch.bfloat16
+
     def active_paths(self) -> dict[str, str]:
         """The paths the latest step took: the layers' products, the head's, attention."""
         return {
@@ -50,6 +64,15 @@ class CpuOps:
             "head": self._head_path,
             "attention": self._attention.last_path if self.fused else "torch reference attention",
         }
+
+    def compile_layers(self, spec: ModelSpec, weights: DecoderWeights) -> NativeLayers | None:
+        if self.fused and self.use_native and NativeLayers.can_run(spec, weights):
+            return NativeLayers(spec, weights)
+        return None
+
+    def _is_native(self, x: Tensor) -> bool:
+        """Whether a C kernel takes these activations."""
+        return self.use_native and self.fused and x.dtype == torch.float32
 
     def pack(self, weight: Tensor, bias: Tensor | None, scheme: str) -> Packed:
         return packing.pack(weight, bias, scheme, self.use_native)
@@ -61,6 +84,8 @@ class CpuOps:
         return self._products.linear(x, packed, residual)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if self._is_native(x):
+            return kernels.rms_norm(x.contiguous(), weight, eps)
         if not self.fused:
             return reference.rms_norm(x, weight, eps)
         return self._norm(x, weight, eps)
@@ -77,6 +102,8 @@ class CpuOps:
         values: Tensor,
         slots: Tensor,
     ) -> Tensor:
+        if self._is_native(qkv) and keys.shape[3] <= kernels.LARGEST_HEAD_DIM:
+            return kernels.rope_and_write_kv(qkv, cos, sin, q_norm, k_norm, eps, keys, values, slots)
         if not self.fused:
             return reference.rope_and_write_kv(qkv, cos, sin, q_norm, k_norm, eps, keys, values, slots)
         num_kv_heads, head_dim = keys.shape[2:]
@@ -97,6 +124,9 @@ class CpuOps:
     def paged_attention(
         self, q: Tensor, keys: Tensor, values: Tensor, spans: Sequence[Span], params: AttentionParams
     ) -> Tensor:
+        if self._is_native(q):
+            self._attention.last_path = kernels.attention_path()
+            return self._native_attention(q.contiguous(), keys, values, spans, params)
         # torch's fused attention knows no score cap (Gemma 2): those layers run as plain steps.
         if not self.fused or params.softcap is not None:
             self._attention.last_path = "torch reference attention (scores are capped)"
@@ -104,6 +134,8 @@ class CpuOps:
         return self._attention(q, keys, values, spans, params)
 
     def gated_mlp_activation(self, gate_up: Tensor, activation: str) -> Tensor:
+        if self._is_native(gate_up):
+            return kernels.gated_mlp_activation(gate_up, activation)
         if not self.fused:
             return reference.gated_mlp_activation(gate_up, activation)
         return gated_mlp_activation(gate_up, activation)

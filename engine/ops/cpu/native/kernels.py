@@ -97,6 +97,10 @@ class AttentionArgs(ctypes.Structure):
     )
 
 
+def attention_path() -> str:
+    return f"C kernel ({native.isa()})"
+
+
 @cache
 def _entry(name: str) -> Any:
     return native.function(name, c_void_p)

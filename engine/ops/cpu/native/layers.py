@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.model.spec import LayerSpec, ModelSpec
 from engine.ops.cpu import native
-from engine.ops.cpu.native.kernels import ACTIVATIONS, KV_TYPES, LARGEST_HEAD_DIM, SpanTable
+from engine.ops.cpu.native.kernels import ACTIVATIONS, KV_TYPES, LARGEST_HEAD_DIM, SpanTable, attention_path
 from engine.ops.cpu.native.linear import NativePacked
 from engine.ops.interface import KvTensors, Packed, StepBatch
 
@@ -139,16 +139,16 @@ class NativeLayers:
     @staticmethod
     def can_run(spec: ModelSpec, weights: DecoderWeights) -> bool:
         """Whether all matrices are packed for the C products and all sizes are within their limits."""
-        matrices = (
-            matrix
-            for layer in weights.layers
-            for matrix in (layer.qkv, layer.attn_out, layer.gate_up, layer.mlp_out)
-        )
+        matrices = (matrix for layer in weights.layers for matrix in _matrices(layer))
         return (
             all(isinstance(matrix, NativePacked) for matrix in matrices)
             and spec.activation in ACTIVATIONS
             and spec.head_dim <= LARGEST_HEAD_DIM
         )
+
+    def active_paths(self) -> dict[str, str]:
+        products = dict.fromkeys(matrix.path for layer in self._weights.layers for matrix in _matrices(layer))
+        return {"products": "; ".join(products), "attention": attention_path(), "layers": "all in one C call"}
 
     def run(self, x: Tensor, batch: StepBatch, rotations: Sequence[Rotation], kv: KvTensors) -> Tensor:
         """x: fp32 [N, hidden], overwritten. Writes the step's keys and values; returns the normed rows of
@@ -197,6 +197,10 @@ class NativeLayers:
             layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
             self._kv_type = KV_TYPES[keys.dtype]
         self._cache = weakref.ref(kv)
+
+
+def _matrices(layer: LayerWeights) -> tuple[Packed, ...]:
+    return layer.qkv, layer.attn_out, layer.gate_up, layer.mlp_out
 
 
 def _layer(spec: LayerSpec, weights: LayerWeights) -> Layer:

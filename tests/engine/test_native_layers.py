@@ -1,0 +1,103 @@
+"""All layers in one C call: exactly what the single operations give, for every family, in any company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from native_kernels import needs_kernels, running_on
+from paged_batches import Text, advance, make_batch, make_cache, run_in_chunks, scattered_pages
+from tiny_models import FAMILIES, VOCAB, StateDictSource, make_model
+from torch import Tensor
+
+from engine.model.decoder import Decoder, DecoderWeights
+from engine.model.load import build_decoder
+from engine.model.spec import ModelSpec
+from engine.ops.cpu import CpuOps
+
+pytestmark = needs_kernels
+
+
+class SingleOps(CpuOps):
+    """The same kernels, one call each."""
+
+    def compile_layers(self, spec: ModelSpec, weights: DecoderWeights) -> None:
+        return None
+
+
+def decoder_of(family: str, scheme: str, ops: CpuOps) -> Decoder:
+    source = StateDictSource(FAMILIES[family].spec, make_model(family).state_dict())
+    return build_decoder(source, {True: ops, False: CpuOps(fused=False)}, scheme)
+
+
+def prompt(num_tokens: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCAB, (num_tokens,), generator=generator).tolist()
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_call_is_the_single_operations(family: str, scheme: str) -> None:
+    at_once, singly = decoder_of(family, scheme, CpuOps()), decoder_of(family, scheme, SingleOps())
+    with running_on("avx2", 2):
+        wanted = run_in_chunks(singly, prompt(50), 13)
+        got = run_in_chunks(at_once, prompt(50), 13)
+    assert "layers" in at_once.active_paths() and "layers" not in singly.active_paths()
+    assert at_once.active_paths()["attention"].startswith("C kernel")
+    assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_logits_are_the_same_alone_in_a_batch_and_in_chunks(family: str, scheme: str) -> None:
+    """Bit for bit, whatever slots that were never written hold."""
+    decoder = decoder_of(family, scheme, CpuOps())
+    lengths, page_size = [40, 23, 61], 8
+    page_lists = scattered_pages(len(lengths), max(lengths), page_size)
+    cache = make_cache(decoder, 1 + sum(map(len, page_lists)), page_size, fill=float("nan"))
+    texts = [Text(prompt(n, seed), pages) for seed, (n, pages) in enumerate(zip(lengths, page_lists, strict=True))]
+    for counts in [(7, 1, 30), (1, 20, 1), (16, 2, 1), (5, 0, 29), (11, 0, 0)]:
+        advance(decoder, cache, [(text, count) for text, count in zip(texts, counts, strict=True) if count])
+    for text in texts:
+        for chunk in (1, len(text.token_ids)):
+            assert torch.equal(torch.stack(text.logits), run_in_chunks(decoder, text.token_ids, chunk)), chunk
+
+
+def test_only_wanted_rows_are_answered() -> None:
+    decoder = decoder_of("gemma3", "int4", CpuOps())
+    (pages,) = scattered_pages(1, 30, 16)
+    rows: list[Tensor] = []
+    for wanted in (None, [29], [3, 29, 4], []):
+        cache = make_cache(decoder, 3, 16)
+        batch = make_batch([(Text(prompt(30), pages), 30)], 16, wanted)
+        rows.append(decoder.forward(batch, cache))
+    assert torch.equal(rows[1], rows[0][29:30])
+    assert torch.equal(rows[2], rows[0][[3, 29, 4]])
+    assert rows[3].shape == (0, VOCAB)
+
+
+def test_the_cache_may_be_another_one_at_each_step() -> None:
+    decoder = decoder_of("llama", "int8", CpuOps())
+    text = prompt(20)
+    wanted = run_in_chunks(decoder, text, 20)
+    for page_size in (4, 16):
+        assert torch.equal(run_in_chunks(decoder, text, 7, page_size), wanted)
+
+
+def test_weights_that_are_not_packed_run_one_operation_at_a_time() -> None:
+    decoder = decoder_of("llama", "none", CpuOps())
+    run_in_chunks(decoder, prompt(9), 3)
+    assert "layers" not in decoder.active_paths()
+    assert "C kernel" in decoder.active_paths()["attention"]
+
+
+def test_plain_operations_can_take_over_between_steps() -> None:
+    decoder = decoder_of("llama", "int8", CpuOps())
+    (pages,) = scattered_pages(1, 40, 16)
+    cache = make_cache(decoder, 4, 16)
+    text = Text(prompt(40), pages)
+    for step in range(4):
+        decoder.set_fused(step % 2 == 0)
+        advance(decoder, cache, [(text, 10)])
+        assert ("layers" in decoder.active_paths()) == (step % 2 == 0)
+    wanted = run_in_chunks(decoder_of("llama", "int8", CpuOps()), prompt(40), 40)
+    assert (torch.stack(text.logits) - wanted).abs().max() < 0.05 * wanted.std()
