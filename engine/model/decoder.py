@@ -112,8 +112,7 @@ class Decoder:
         self.kv_dtype = ops[fused].kv_dtype(scheme)
         self._weights = weights
         self._all_ops = ops
-        self._compiled = {is_fused: its.compile_layers(spec, weights) for is_fused, its in ops.items()}
-        self._use(fused)
+        self._compile(spec, weights, fused)
         self._tables = [RopeTable(rope, self.max_context) for rope in spec.ropes]
         self._layers = [
             _Layer(layer_weights, _attention_params(spec, layer), layer.rope)
@@ -130,14 +129,17 @@ class Decoder:
         other = copy.copy(self)
         other.spec, other._weights = spec, weights
         other._layers = [self._layers[index] for index in indices]
+        other._compile(spec, weights, self._fused)
         other.weight_sizes, other.weight_bytes = weights.sizes(), weights.num_bytes()
         return other
 
     def set_fused(self, fused: bool) -> None:
-        self._use(fused)
-
-    def _use(self, fused: bool) -> None:
+        self._fused = fused
         self._ops, self._layers_at_once = self._all_ops[fused], self._compiled[fused]
+
+    def _compile(self, spec: ModelSpec, weights: DecoderWeights, fused: bool) -> None:
+        self._compiled = {is_fused: ops.compile_layers(spec, weights) for is_fused, ops in self._all_ops.items()}
+        self.set_fused(fused)
 
     def active_paths(self) -> dict[str, str]:
         """How the weights are packed, and what the latest step really ran."""

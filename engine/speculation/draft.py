@@ -76,7 +76,7 @@ class DraftProposer:
         self._model = model
         self._spec = spec
         self._vocab_size = vocab_size
-        self._cache = KvCache(spec, num_pages, page_size, model.activation_dtype)
+        self._cache = KvCache(spec, num_pages, page_size, model.kv_dtype)
         self._pool = PagePool(num_pages, page_size)
         self._followers: dict[int, Request] = {}
         self._agreed: dict[int, int] = {}  # tokens of a follower known to be the text's, not guesses

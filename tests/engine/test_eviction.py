@@ -23,7 +23,7 @@ def submit(scheduler: Scheduler, number: int, tokens: list[int], max_tokens: int
 
 def step(scheduler: Scheduler) -> None:
     plan = scheduler.plan()
-    scheduler.commit(plan, {item.request.request_id: 7 for item in plan.items if item.wants_logits})
+    scheduler.commit(plan, {item.request.request_id: [7] for item in plan.items if item.wants_logits})
     for item in plan.items:
         if item.request.num_generated >= item.request.max_tokens:
             scheduler.remove(item.request)

@@ -101,3 +101,12 @@ def test_plain_operations_can_take_over_between_steps() -> None:
         assert ("layers" in decoder.active_paths()) == (step % 2 == 0)
     wanted = run_in_chunks(decoder_of("llama", "int8", CpuOps()), prompt(40), 40)
     assert (torch.stack(text.logits) - wanted).abs().max() < 0.05 * wanted.std()
+
+
+def test_part_of_the_layers_is_a_decoder_of_its_own() -> None:
+    kept = (0, 2)
+    part, singly = (decoder_of("gemma3", "int4", ops).with_layers(kept) for ops in (CpuOps(), SingleOps()))
+    got = run_in_chunks(part, prompt(20), 6)
+    assert "layers" in part.active_paths()
+    assert torch.equal(got, run_in_chunks(singly, prompt(20), 6))
+    assert not torch.equal(got, run_in_chunks(decoder_of("gemma3", "int4", CpuOps()), prompt(20), 6))
