@@ -163,11 +163,18 @@ def compare(
     workload: Workload,
     rounds: int,
     progress: Callable[[float], None] = lambda share: None,
+    seconds: float = float("inf"),
 ) -> tuple[Measured, Measured]:
-    """``rounds`` measured rounds after one that warms up. ``first`` and ``second`` hand out the engine of their side."""
+    """``rounds`` measured rounds after one that warms up, fewer when ``seconds`` are over, but at least one.
+
+    ``first`` and ``second`` hand out the engine of their side.
+    """
+    until = time.perf_counter() + seconds
     sides = (first, second)
     measured = (Measured(), Measured())
     for index in range(rounds + 1):
+        if index > 1 and time.perf_counter() > until:
+            break
         progress(index / (rounds + 1))
         for side in (0, 1) if index % 2 == 0 else (1, 0):
             sample = run_once(sides[side](), workload)
