@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.benchmarks import switch_table
-from tests.benchmarks.switch_table import Row, lines, off_value, table, write_readme
 
 from engine.options import OPTIONS, entry
+from tests.benchmarks import switch_table
+from tests.benchmarks.switch_table import Row, lines, off_value, table, write_readme
 
 ROW = Row("fused_ops", "on", "off", "one chat", 10.0, 15.0, 0.2, 0.1, 1_000_000, 2_000_000)
 
