@@ -42,7 +42,7 @@ class ModelPill(QPushButton):
 
     def _describe(self) -> None:
         self.setAccessibleName(f"Model: {self._name} {self._detail}".strip())
-        self.setToolTip("Choose a model (Ctrl+,)")
+        self.setToolTip("Choose a model (Ctrl+M)")
         self.updateGeometry()
         self.update()
 

@@ -31,16 +31,57 @@ class SamplingSettings(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
-    temperature: float = Field(default=0.7, ge=0)
-    top_k: int = Field(default=0, ge=0)
-    top_p: float = Field(default=1.0, ge=0, le=1)
-    min_p: float = Field(default=0.0, ge=0, le=1)
-    repetition_penalty: float = Field(default=1.0, gt=0)
+    temperature: float = Field(
+        default=0.7,
+        ge=0,
+        title="Temperature",
+        description="0 always takes the likeliest word; higher values vary more.",
+    )
+    top_k: int = Field(
+        default=0, ge=0, title="Top-k", description="Choose among this many of the likeliest tokens; 0 keeps all."
+    )
+    top_p: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        title="Top-p",
+        description="Choose among the likeliest tokens that together reach this probability; 1 keeps all.",
+    )
+    min_p: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        title="Min-p",
+        description="Leave out tokens less likely than this share of the likeliest one; 0 leaves out none.",
+    )
+    repetition_penalty: float = Field(
+        default=1.0,
+        gt=0,
+        title="Repetition penalty",
+        description="Above 1, tokens that were used before become less likely; 1 changes nothing.",
+    )
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = Field(default=None, ge=1)
-    stop: tuple[str, ...] = ()
+    seed: int | None = Field(
+        default=None,
+        ge=0,
+        le=2**63 - 1,
+        title="Seed",
+        description="The same number gives the same reply again. Empty: another one for each reply.",
+        json_schema_extra={"when_empty": "random"},
+    )
+    max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        title="Longest reply",
+        description="In tokens. Empty: until the model ends it or its window is full.",
+        json_schema_extra={"when_empty": "no limit"},
+    )
+    stop: tuple[str, ...] = Field(
+        default=(),
+        title="Stop strings",
+        description="A reply ends just before any of these. One on each line; \\n stands for a line break.",
+    )
 
     def to_params(self) -> SamplingParams:
         stop = tuple(text for text in self.stop if text)
@@ -53,17 +94,33 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     version: int = VERSION
-    theme: Literal["system", "light", "dark"] = "system"
+    theme: Literal["system", "light", "dark"] = Field(
+        default="system",
+        title="Colours",
+        description="The system's choice is followed when it changes.",
+        json_schema_extra={"labels": {"system": "As the system", "light": "Light", "dark": "Dark"}},
+    )
     model_source: str = "starter"
     options: dict[str, str] = Field(default_factory=dict)  # option key -> choice; the rest are defaults
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
-    system_prompt: str = ""
+    system_prompt: str = Field(
+        default="", title="System prompt", description="What the model is told at the beginning of every chat."
+    )
     # A chat goes on by default: what is left out is said under each reply, and "stop" is one choice away.
-    context_policy: Overflow = "drop_oldest"
+    context_policy: Overflow = Field(
+        default="drop_oldest",
+        title="When a chat is longer than the window",
+        description=(
+            "The window is what a model can read at once. What is left out stays in the chat, each reply says how much "
+            "it was, and the system prompt is always sent."
+        ),
+        json_schema_extra={"labels": {"drop_oldest": "Leave out the oldest messages", "stop": "Stop and say so"}},
+    )
     window_geometry: str = ""  # base64 of QWidget.saveGeometry()
     dock_width: int = Field(default=372, ge=320, le=560)  # px
     dock_visible: bool = True
     dock_detached: bool = False
+    dock_geometry: str = ""  # of its own window; base64 of QWidget.saveGeometry()
     sidebar_visible: bool = True
     last_chat: str = ""
 

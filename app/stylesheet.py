@@ -21,6 +21,10 @@ def _grounds(t: Theme) -> str:
     QLabel[look="title"] {{ font-size: 20px; font-weight: 600; }}
     QLabel[look="strong"] {{ font-weight: 600; }}
     QLabel[look="error"] {{ color: {t.error_text}; }}
+    QLabel[look="heading"] {{ font-size: 16px; font-weight: 600; }}
+    QLabel[look="small"] {{ color: {t.muted}; font-size: 12px; }}
+    QFrame[look="line"] {{ background: {t.line}; border: 0; }}
+    QDialog#preferences, QWidget#preferencesPage, QScrollArea#preferencesScroll {{ background: {t.background}; border: 0; }}
     QFrame#notice {{ background: {t.error_ground}; border: 0; border-bottom: 1px solid {t.line}; }}
     QFrame[look="card"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 10px; }}
     """
@@ -61,6 +65,17 @@ def _inputs(t: Theme) -> str:
     QLineEdit {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 8px; padding: 6px 10px;
         selection-background-color: {t.selection}; selection-color: {t.text}; }}
     QLineEdit:focus {{ border: 1px solid {t.accent}; }}
+    QLineEdit:disabled {{ color: {t.muted}; }}
+    QPlainTextEdit[look="field"], QComboBox {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 8px;
+        selection-background-color: {t.selection}; selection-color: {t.text}; }}
+    QPlainTextEdit[look="field"] {{ padding: 3px 6px; }}
+    QComboBox {{ padding: 5px 30px 5px 12px; }}
+    QComboBox:hover {{ background: {t.hover}; }}
+    QPlainTextEdit[look="field"]:focus, QComboBox:focus {{ border: 1px solid {t.accent}; }}
+    QLineEdit[wrong="true"], QPlainTextEdit[wrong="true"] {{ border: 1px solid {t.error_text}; }}
+    QComboBox::drop-down {{ border: 0; width: 26px; }}
+    QComboBox QAbstractItemView {{ background: {t.raised}; border: 1px solid {t.line}; padding: 4px;
+        selection-background-color: {t.hover}; selection-color: {t.text}; outline: 0; }}
     QProgressBar {{ background: {t.line}; border: 0; border-radius: 2px; max-height: 4px; min-height: 4px; }}
     QProgressBar::chunk {{ background: {t.accent}; border-radius: 2px; }}
     QProgressBar[full="true"]::chunk {{ background: {t.attention}; }}

@@ -36,6 +36,7 @@ from app.actions import fill_menu, help_rows, make_actions
 from app.chat.panel import ChatPanel
 from app.model_chooser import ListedModel, ModelChooser
 from app.notice import Notice
+from app.preferences.dialog import PreferencesDialog
 from app.settings import SettingsStore
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class MainWindow(QMainWindow):
         self._dock_width = max(DOCK_NARROWEST, min(settings.settings.dock_width, DOCK_WIDEST))
         self._is_closed = self._is_painted = False
         self._listed: set[str] = set()
+        self._preferences: PreferencesDialog | None = None
         self.notice = Notice(self)
         self.chooser = ModelChooser(bridge, settings, self.notice, list_models, self)
         self.panel = ChatPanel(controller, self.chooser, self.notice, self)
@@ -177,6 +179,7 @@ class MainWindow(QMainWindow):
             "theme_system": lambda: self.set_theme("system"),
             "theme_light": lambda: self.set_theme("light"),
             "theme_dark": lambda: self.set_theme("dark"),
+            "preferences": self.show_preferences,
             "help": self.show_help,
             "quit": self.close_for_good,
         }
@@ -302,6 +305,8 @@ class MainWindow(QMainWindow):
         self._settings.update(theme=mode)
         look.apply(app, mode)
         self._check_theme_actions()
+        if self._preferences is not None:
+            self._preferences.refresh()
 
     def _check_theme_actions(self) -> None:
         for mode in ("system", "light", "dark"):
@@ -310,6 +315,20 @@ class MainWindow(QMainWindow):
     def _on_theme_changed(self, theme: look.Theme) -> None:
         for button in (self.menu_button, self.dock_button):
             button.setIcon(line_icon(str(button.property("shape")), theme.muted))
+
+    def show_preferences(self) -> None:
+        """The dialog; made when it is first asked for."""
+        if self._preferences is None:
+            self._preferences = PreferencesDialog(self._settings, self)
+            self._preferences.changed.connect(self._on_preferences_changed)
+        self._preferences.refresh()
+        self._preferences.show()
+        self._preferences.activateWindow()
+
+    def _on_preferences_changed(self, keys: frozenset[str]) -> None:
+        if "theme" in keys:
+            self.set_theme(self._settings.settings.theme)
+        self.panel.on_preferences_changed()
 
     def show_help(self) -> None:
         """The shortcuts, from the table of actions."""
@@ -372,6 +391,8 @@ class MainWindow(QMainWindow):
         if not self._is_closed:
             self._is_closed = True
             self.save_layout()  # before hiding: sizes are true only while the window is shown
+            if self._preferences is not None:
+                self._preferences.close()
             self.hide()
             self.on_close()
         super().closeEvent(event)

@@ -32,7 +32,7 @@ _NO_REASON = "The engine gave no reason. Regenerate to ask again."
 _WINDOW_FULL = {
     "stop": (
         "The reply ends here because the model's window is full. Start a new chat, edit an earlier message to branch "
-        "off, or let the oldest messages be left out (Preferences, When a chat is longer than the window)."
+        "off, or let the oldest messages be left out (Preferences, Context)."
     ),
     "drop_oldest": (
         "The reply ends here because the model's window is full. Ask it to go on: the oldest messages are then left "

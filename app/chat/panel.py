@@ -133,6 +133,12 @@ class ChatPanel(QWidget):
         else:
             self._controller.send(self.chat_id, text)
 
+    def on_preferences_changed(self) -> None:
+        """How full the window is, and what happens at its end, may be different now."""
+        self._show_context()
+        if self.chat_id:
+            self._controller.count_context(self.chat_id, self.composer.text)
+
     def stop(self) -> None:
         """End this chat's reply; without one, leave the edit that was begun."""
         if self._controller.is_generating(self.chat_id):

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(report, indent=2))
     else:
-        print(_as_text(report))
+        print(as_text(report))
     return 1 if report["problems"] else 0
 
 
@@ -155,7 +155,7 @@ def _free_space(problems: list[str], notes: list[str]) -> int:
     return free
 
 
-def _as_text(report: dict[str, object]) -> str:
+def as_text(report: dict[str, object]) -> str:
     lines = []
     for key, value in report.items():
         if key in ("problems", "notes"):

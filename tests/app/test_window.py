@@ -14,7 +14,7 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication, QKeySequence
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QLabel
+from PySide6.QtWidgets import QApplication, QComboBox, QLabel
 from pytestqt.qtbot import QtBot
 
 from app import theme
@@ -137,6 +137,53 @@ def test_a_narrow_window_lays_the_dock_over_the_chat(open_window: Open) -> None:
     assert not window.is_overlay
     assert window.is_dock_shown
     assert window.splitter.indexOf(window.dock) == 2
+
+
+# ---- preferences
+
+
+def test_preferences_open_from_the_keyboard_and_change_the_window_at_once(open_window: Open) -> None:
+    parts = open_window()
+    window = parts.window
+    QTest.keyClick(window.panel.composer.edit, Qt.Key.Key_Comma, Qt.KeyboardModifier.ControlModifier)
+    dialog = window._preferences
+    assert dialog is not None
+    assert dialog.isVisible()
+    colours = dialog.rows["theme"].editor
+    assert isinstance(colours, QComboBox)
+    colours.setCurrentIndex(colours.findData("light"))
+    colours.activated.emit(colours.currentIndex())
+    assert not theme.current().is_dark
+    assert window.actions_by_key["theme_light"].isChecked()
+    window.set_theme("dark")
+    assert colours.currentData() == "dark"
+    window.show_preferences()
+    assert window._preferences is dialog
+    window.close()
+    assert dialog.isHidden()
+
+
+def test_the_meter_follows_the_policy_and_the_system_prompt(open_window: Open, qtbot: QtBot) -> None:
+    parts = open_window(Script(window=60, replies=("Yes.",)))
+    parts.load()
+    panel = parts.window.panel
+    panel.send("Hello")
+    parts.run()
+    assert "the oldest messages are left out" in panel.composer.meter.toolTip()
+    parts.window.show_preferences()
+    dialog = parts.window._preferences
+    assert dialog is not None
+    dialog.rows["context_policy"].edited.emit("stop")
+    assert "is not sent" in panel.composer.meter.toolTip()
+
+    def count() -> str:
+        parts.run()
+        return panel.composer.meter_label.text()
+
+    qtbot.waitUntil(lambda: count() == "10 of 60 tokens", timeout=3000)
+    dialog.rows["system_prompt"].edited.emit("word " * 60)
+    dialog.keep()
+    qtbot.waitUntil(lambda: count() == "74 of 60 tokens: more than fits", timeout=3000)
 
 
 # ---- the model

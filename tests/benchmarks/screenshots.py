@@ -75,6 +75,10 @@ SHOTS = (
     Shot("selected-light", "selected", "light", 1280, 800),
     Shot("composer-dark-at-125", "composer", "dark", 1280, 800, 1.25),
     Shot("help-light", "help", "light", 1280, 800),
+    *(Shot(f"preferences-{theme}", "preferences", theme, 1280, 800) for theme in ("dark", "light")),
+    *(Shot(f"preferences-{theme}-at-150", "preferences", theme, 1280, 800, 1.5) for theme in ("dark", "light")),
+    *(Shot(f"preferences-wrong-{theme}", "preferences_wrong", theme, 1280, 800) for theme in ("dark", "light")),
+    Shot("preferences-end-dark", "preferences_end", "dark", 1280, 800),
 )
 
 
@@ -200,6 +204,32 @@ def _help(parts):
     return parts.window.findChild(QDialog)
 
 
+def _preferences(parts):
+    parts.load()
+    parts.window.show_preferences()
+    return parts.window._preferences
+
+
+def _preferences_wrong(parts):
+    dialog = _preferences(parts)
+    row = dialog.rows["sampling.top_p"]
+    row.editor.setFocus()
+    row.editor.setText("1.5")
+    row.edited.emit("1.5")
+    return dialog
+
+
+def _preferences_end(parts):
+    from PySide6.QtTest import QTest
+    from PySide6.QtWidgets import QScrollArea
+
+    dialog = _preferences(parts)
+    QTest.qWait(50)
+    bar = dialog.findChild(QScrollArea).verticalScrollBar()
+    bar.setValue(bar.maximum())
+    return dialog
+
+
 SCENES: dict[str, Callable] = {
     "chat": _chat,
     "top": _top,
@@ -213,6 +243,9 @@ SCENES: dict[str, Callable] = {
     "selected": _selected,
     "composer": _composer,
     "help": _help,
+    "preferences": _preferences,
+    "preferences_wrong": _preferences_wrong,
+    "preferences_end": _preferences_end,
 }
 
 
