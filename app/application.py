@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from PySide6.QtWidgets import QApplication, QWidget
 
@@ -25,6 +26,9 @@ from app.starter_fetch import StarterFetch
 from app.store import ChatStore
 from app.window import MainWindow
 from engine.service import EngineService
+
+if TYPE_CHECKING:
+    from app.tuning.dock import Dock
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +113,7 @@ def build(
     return app, window
 
 
-def _make_dock(bridge: EngineBridge, controller: ChatController, settings: SettingsStore) -> tuple[QWidget, QWidget]:
+def _make_dock(bridge: EngineBridge, controller: ChatController, settings: SettingsStore) -> tuple[Dock, QWidget]:
     from app.tuning.dock import Dock
     from app.tuning.verdict import VerdictLabel
 

@@ -8,12 +8,8 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QByteArray, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import (
     QCloseEvent,
-    QColor,
     QGuiApplication,
-    QIcon,
-    QPainter,
     QPaintEvent,
-    QPixmap,
     QResizeEvent,
     QShowEvent,
 )
@@ -34,6 +30,8 @@ from PySide6.QtWidgets import (
 from app import theme as look
 from app.actions import fill_menu, help_rows, make_actions
 from app.chat.panel import ChatPanel
+from app.dock_window import DockWindow
+from app.icons import line_icon
 from app.model_chooser import ListedModel, ModelChooser
 from app.notice import Notice
 from app.preferences.dialog import PreferencesDialog
@@ -44,12 +42,14 @@ if TYPE_CHECKING:
     from app.bridge import EngineBridge
     from app.chat.controller import ChatController
     from app.chat.sidebar import Sidebar
+    from app.tuning.dock import Dock
 
 DOCK_NARROWEST, DOCK_WIDEST = 320, 560
 OVERLAY_BELOW = 900  # window width under which the dock lies over the chat
 DEFAULT_SIZE = QSize(1280, 800)
 SMALLEST = QSize(560, 420)
 _LINE = 1
+_NO_LIMIT = 16_777_215  # QWIDGETSIZE_MAX
 
 
 class MainWindow(QMainWindow):
@@ -69,7 +69,7 @@ class MainWindow(QMainWindow):
         self,
         controller: ChatController,
         bridge: EngineBridge,
-        dock: QWidget,
+        dock: Dock,
         settings: SettingsStore,
         sidebar: Sidebar,
         verdict: QWidget,
@@ -82,6 +82,8 @@ class MainWindow(QMainWindow):
         self.lifetime: Lifetime
         self._controller, self._settings, self._sidebar = controller, settings, sidebar
         self._is_overlay = False
+        self._instrument = dock
+        self.dock_window: DockWindow | None = None  # while the dock is detached
         self._wants_dock = settings.settings.dock_visible
         self._dock_width = max(DOCK_NARROWEST, min(settings.settings.dock_width, DOCK_WIDEST))
         self._is_closed = self._is_painted = False
@@ -93,6 +95,7 @@ class MainWindow(QMainWindow):
         self.actions_by_key = make_actions(self, self._handlers())
         self.dock = self._make_dock(dock)
         self._lay_out(verdict)
+        dock.detach_requested.connect(self.toggle_detached)
         sidebar.chat_chosen.connect(self.show_chat)
         sidebar.message_chosen.connect(lambda _chat, message: self.panel.view.show_message(message))
         sidebar.new_chat_requested.connect(self.new_chat)
@@ -176,6 +179,7 @@ class MainWindow(QMainWindow):
             "model": self.chooser.open,
             "sidebar": self.toggle_sidebar,
             "dock": self.toggle_dock,
+            "detach": self.toggle_detached,
             "theme_system": lambda: self.set_theme("system"),
             "theme_light": lambda: self.set_theme("light"),
             "theme_dark": lambda: self.set_theme("dark"),
@@ -214,7 +218,7 @@ class MainWindow(QMainWindow):
 
     @property
     def is_dock_shown(self) -> bool:
-        return not self.dock.isHidden()
+        return not (self.dock_window or self.dock).isHidden()
 
     @property
     def is_overlay(self) -> bool:
@@ -227,12 +231,20 @@ class MainWindow(QMainWindow):
         self._sidebar.setVisible(is_shown)
         self.actions_by_key["sidebar"].setChecked(is_shown)
 
+    @property
+    def is_detached(self) -> bool:
+        return self.dock_window is not None
+
     def toggle_dock(self) -> None:
         self._show_dock(not self.is_dock_shown)
-        if not self._is_overlay:
+        if not self._is_overlay or self.is_detached:
             self._wants_dock = self.is_dock_shown
 
     def _show_dock(self, is_shown: bool) -> None:
+        if self.dock_window is not None:
+            self.dock_window.setVisible(is_shown)
+            self.actions_by_key["dock"].setChecked(is_shown)
+            return
         self.dock.setVisible(is_shown)
         self.splitter.refresh()  # counts handles anew, before sizes are given out
         self._reserve()
@@ -249,24 +261,78 @@ class MainWindow(QMainWindow):
 
     def _reserve(self) -> None:
         """Leave room for the dock beside the reading column while it is hidden, so that it opens without a jump."""
-        is_beside = self.is_dock_shown or self._is_overlay
+        is_beside = (self.is_dock_shown and not self.is_detached) or self._is_overlay
         self.panel.reserve(0 if is_beside else self._dock_width + _LINE)
 
     def _fit_dock_to_width(self) -> None:
         is_overlay = self.width() < OVERLAY_BELOW
         if is_overlay == self._is_overlay:
             return
+        if self.is_detached:
+            self._is_overlay = is_overlay
+            self._reserve()
+            self.panel.place()
+            return
         if is_overlay and self.is_dock_shown:
             self._keep_dock_width()
         self._is_overlay = is_overlay
-        if is_overlay:
+        self._put_dock_in_place()
+        self._show_dock(not is_overlay and self._wants_dock)
+
+    def _put_dock_in_place(self) -> None:
+        if self._is_overlay:
             self.dock.setParent(self)
             self._frame_dock(True)
         else:
             self._frame_dock(False)
             self.splitter.addWidget(self.dock)
             self.splitter.setStretchFactor(2, 0)
-        self._show_dock(not is_overlay and self._wants_dock)
+
+    def toggle_detached(self) -> None:
+        """The dock into a window of its own, or back."""
+        if self.is_detached:
+            self.attach_dock()
+        else:
+            self.detach_dock()
+            self._show_dock(True)
+            self._wants_dock = True
+
+    def detach_dock(self) -> None:
+        """Put the dock into its own window, where it was last, not yet shown. The reading column stays where it is."""
+        if not self._is_overlay and self.is_dock_shown:
+            self._keep_dock_width()
+        self._frame_dock(False)
+        window = DockWindow(self)
+        window.put_back(self._settings.settings.dock_geometry)
+        window.closed.connect(self.attach_dock)
+        window.addActions([self.actions_by_key[key] for key in ("dock", "detach", "preferences", "quit")])
+        for widget in (self.dock, self._instrument):
+            widget.setMaximumWidth(_NO_LIMIT)
+        window.hold(self.dock)
+        self.dock_window = window
+        self._after_moving(is_detached=True)
+        self.splitter.refresh()
+        self._reserve()
+        self.panel.place()
+
+    def attach_dock(self) -> None:
+        """Put the dock back beside the chat, or over it in a narrow window."""
+        window, self.dock_window = self.dock_window, None
+        if window is None or self._is_closed:
+            return
+        self._settings.update(dock_geometry=window.geometry_text)
+        for widget in (self.dock, self._instrument):
+            widget.setMaximumWidth(DOCK_WIDEST)
+        self._put_dock_in_place()
+        window.hide()
+        window.deleteLater()
+        self._after_moving(is_detached=False)
+        self._show_dock(True)
+        self._wants_dock = True
+
+    def _after_moving(self, is_detached: bool) -> None:
+        self.actions_by_key["detach"].setChecked(is_detached)
+        self._instrument.show_detached(is_detached)
 
     def _frame_dock(self, is_overlay: bool) -> None:
         """A line at its left while it lies over the chat; beside it the splitter draws one."""
@@ -276,7 +342,7 @@ class MainWindow(QMainWindow):
         self.dock.style().polish(self.dock)
 
     def _place_overlay(self) -> None:
-        if self._is_overlay and self.is_dock_shown:
+        if self._is_overlay and self.is_dock_shown and not self.is_detached:
             width = min(self._dock_width, self.width() - 40)
             self.dock.setGeometry(self.width() - width, 49, width, self.height() - 49)
             self.dock.raise_()
@@ -289,7 +355,9 @@ class MainWindow(QMainWindow):
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
         super().showEvent(event)
-        if self.is_dock_shown and not self._is_overlay:
+        if self.is_detached:
+            self._show_dock(self._wants_dock)
+        elif self.is_dock_shown and not self._is_overlay:
             self._set_dock_width(self._dock_width)  # a splitter takes sizes only once it has been laid out
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
@@ -356,7 +424,10 @@ class MainWindow(QMainWindow):
         self._bring_on_screen()
         self._show_sidebar(settings.sidebar_visible)
         self._fit_dock_to_width()
-        self._show_dock(self._wants_dock and not self._is_overlay)
+        if settings.dock_detached:
+            self.detach_dock()  # shown with the window
+        else:
+            self._show_dock(self._wants_dock and not self._is_overlay)
         self._check_theme_actions()
 
     def _bring_on_screen(self) -> None:
@@ -374,9 +445,12 @@ class MainWindow(QMainWindow):
 
     def save_layout(self) -> None:
         """Remember size, place and sides."""
-        if not self._is_overlay and self.is_dock_shown:
+        if not self._is_overlay and self.is_dock_shown and not self.is_detached:
             self._keep_dock_width()
+        if self.dock_window is not None:
+            self._settings.update(dock_geometry=self.dock_window.geometry_text)
         self._settings.update(
+            dock_detached=self.is_detached,
             window_geometry=bytes(self.saveGeometry().toBase64().data()).decode("ascii"),
             dock_width=self._dock_width,
             dock_visible=self._wants_dock,
@@ -393,22 +467,8 @@ class MainWindow(QMainWindow):
             self.save_layout()  # before hiding: sizes are true only while the window is shown
             if self._preferences is not None:
                 self._preferences.close()
+            if self.dock_window is not None:
+                self.dock_window.hide()
             self.hide()
             self.on_close()
         super().closeEvent(event)
-
-
-def line_icon(shape: str, colour: str) -> QIcon:
-    """ "menu": three lines; "dock": a frame whose right part is set off. Drawn at four times the size, for any screen."""
-    pixmap = QPixmap(72, 72)
-    pixmap.fill(Qt.GlobalColor.transparent)
-    painter = QPainter(pixmap)
-    painter.scale(4, 4)
-    if shape == "menu":
-        for y in (4, 8, 12):
-            painter.fillRect(3, y, 12, 1, QColor(colour))
-    else:
-        for rect in ((2, 3, 14, 1), (2, 14, 14, 1), (2, 3, 1, 12), (15, 3, 1, 12), (10, 3, 1, 12)):
-            painter.fillRect(*rect, QColor(colour))
-    painter.end()
-    return QIcon(pixmap)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from PySide6.QtCore import QEvent, QSize, Qt
+from PySide6.QtCore import QEvent, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import (
     QButtonGroup,
@@ -15,12 +15,14 @@ from PySide6.QtWidgets import (
     QPushButton,
     QScrollArea,
     QStackedWidget,
+    QToolButton,
     QVBoxLayout,
     QWidget,
 )
 
 from app import theme
 from app.bridge import EngineBridge
+from app.icons import line_icon
 from app.tuning.advice import what_runs, what_was_measured
 from app.tuning.cards import TINY, Paragraph, stack
 from app.tuning.figures import LiveFigures
@@ -53,7 +55,13 @@ class KeepsSettings(Protocol):
 
 
 class Dock(QWidget):
-    """The instrument beside the chat. Owns the figures and the refresher; hidden, it only collects records."""
+    """The instrument beside the chat. Owns the figures and the refresher; hidden, it only collects records.
+
+    Signals:
+        detach_requested: the dock wants its own window, or back from it: the button, or a double-click beside the tabs.
+    """
+
+    detach_requested = Signal()
 
     def __init__(
         self,
@@ -88,6 +96,10 @@ class Dock(QWidget):
         self.machine = Paragraph(self.meter)
         self._pages = QStackedWidget(self)
         self._tabs = QButtonGroup(self)
+        self.detach_button = QToolButton(self)
+        self.detach_button.setIconSize(QSize(16, 16))
+        self.detach_button.clicked.connect(self.detach_requested)
+        self.show_detached(False)
         self._lay_out()
         self._listen()
         self.setStyleSheet(dock_stylesheet(theme.current()))
@@ -97,7 +109,7 @@ class Dock(QWidget):
 
     def _lay_out(self) -> None:
         bar = QHBoxLayout()
-        bar.setContentsMargins(20, 0, 20, 0)
+        bar.setContentsMargins(20, 0, 12, 0)
         bar.setSpacing(18)
         live_page = stack(self.live, self.quick_switches)
         switches_page = stack(
@@ -112,10 +124,13 @@ class Dock(QWidget):
             self._pages.addWidget(_scrolled(page))
             bar.addWidget(tab)
         bar.addStretch(1)
+        bar.addWidget(self.detach_button)
         self._tabs.idClicked.connect(self._on_tab_clicked)
         tab_row = QWidget()
         tab_row.setFixedHeight(TABS_HEIGHT)
         tab_row.setLayout(bar)
+        self._tab_row = tab_row
+        tab_row.installEventFilter(self)
         foot = QHBoxLayout()
         foot.setContentsMargins(20, 4, 20, 6)
         foot.addWidget(self.cost)
@@ -127,6 +142,20 @@ class Dock(QWidget):
         layout.addWidget(self._pages, 1)
         layout.addWidget(_rule())
         layout.addLayout(foot)
+
+    def show_detached(self, is_detached: bool) -> None:
+        """Say what the button does now."""
+        words = "Put the panel back (Ctrl+Shift+J)" if is_detached else "Panel in its own window (Ctrl+Shift+J)"
+        self.detach_button.setToolTip(words)
+        self.detach_button.setAccessibleName(words)
+        self.detach_button.setIcon(line_icon("dock" if is_detached else "detach", theme.current().muted))
+        self._is_detached = is_detached
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
+        if watched is self._tab_row and event.type() is QEvent.Type.MouseButtonDblClick:
+            self.detach_requested.emit()
+            return True
+        return super().eventFilter(watched, event)
 
     def _listen(self) -> None:
         bridge = self._bridge
@@ -261,6 +290,7 @@ class Dock(QWidget):
     def _on_theme_changed(self, colours: theme.Theme) -> None:
         self.setStyleSheet(dock_stylesheet(colours))
         self.live.restyle()
+        self.show_detached(self._is_detached)
 
     def changeEvent(self, event: QEvent) -> None:  # noqa: N802
         super().changeEvent(event)

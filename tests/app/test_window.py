@@ -139,6 +139,96 @@ def test_a_narrow_window_lays_the_dock_over_the_chat(open_window: Open) -> None:
     assert window.splitter.indexOf(window.dock) == 2
 
 
+# ---- the panel in its own window
+
+
+def is_beside(parts: Parts) -> bool:
+    return parts.window.splitter.indexOf(parts.window.dock) == 2
+
+
+def test_the_panel_goes_into_its_own_window_and_back_and_the_text_stays(open_window: Open) -> None:
+    parts = open_window(width=1280)
+    window, dock = parts.window, parts.window._instrument
+    column = window.panel.view.column
+    dock.detach_button.click()
+    assert window.is_detached
+    own = window.dock_window
+    assert own is not None
+    assert own.isVisible()
+    assert dock.isVisible()
+    assert dock.window() is own
+    assert window.panel.view.column == column
+    assert window.actions_by_key["detach"].isChecked()
+    own.resize(900, 700)
+    QTest.qWait(0)
+    assert dock.width() == 900
+    own.close()
+    assert not window.is_detached
+    assert is_beside(parts)
+    assert dock.isVisible()
+    assert (window.dock.width(), window.panel.view.column) == (372, column)
+    assert "own window" in dock.detach_button.toolTip()
+
+
+def test_a_double_click_beside_the_tabs_and_the_keys_move_the_panel(open_window: Open) -> None:
+    parts = open_window()
+    window, dock = parts.window, parts.window._instrument
+    QTest.mouseDClick(dock._tab_row, Qt.MouseButton.LeftButton, pos=dock._tab_row.rect().center())
+    assert window.is_detached
+    both = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier
+    QTest.keyClick(window, Qt.Key.Key_J, both)
+    assert not window.is_detached
+    assert is_beside(parts)
+
+
+def test_a_detached_panel_hides_and_shows_as_a_whole(open_window: Open) -> None:
+    window = open_window().window
+    window.toggle_detached()
+    own = window.dock_window
+    assert own is not None
+    window.toggle_dock()
+    assert own.isHidden()
+    assert window.is_detached
+    assert not window.is_dock_shown
+    window.toggle_dock()
+    assert own.isVisible()
+
+
+def test_a_detached_panel_stays_out_when_the_window_gets_narrow(open_window: Open) -> None:
+    parts = open_window(width=1280)
+    window = parts.window
+    window.toggle_detached()
+    window.resize(OVERLAY_BELOW - 40, 700)
+    assert window.is_detached
+    assert window.is_overlay
+    window.toggle_detached()
+    assert window.dock.parent() is window
+    assert window.is_dock_shown
+    window.resize(1280, 800)
+    assert is_beside(parts)
+    assert window.dock.width() == 372
+
+
+def test_a_detached_panel_is_found_again_where_it_was(open_window: Open) -> None:
+    first = open_window()
+    first.window.toggle_detached()
+    own = first.window.dock_window
+    assert own is not None
+    own.setGeometry(90, 60, 510, 420)
+    first.window.close()
+    assert own.isHidden()
+    kept = first.settings.settings
+    assert (kept.dock_detached, kept.dock_visible) == (True, True)
+    again = open_window()
+    other = again.window.dock_window
+    assert other is not None
+    assert other.isVisible()
+    assert other.geometry() == own.geometry()
+    again.window.toggle_detached()
+    again.window.close()
+    assert not again.settings.settings.dock_detached
+
+
 # ---- preferences
 
 

@@ -75,6 +75,8 @@ SHOTS = (
     Shot("selected-light", "selected", "light", 1280, 800),
     Shot("composer-dark-at-125", "composer", "dark", 1280, 800, 1.25),
     Shot("help-light", "help", "light", 1280, 800),
+    *(Shot(f"detached-{theme}", "detached", theme, 1280, 800) for theme in ("dark", "light")),
+    Shot("without-dock-light", "without_dock", "light", 1280, 800),
     *(Shot(f"preferences-{theme}", "preferences", theme, 1280, 800) for theme in ("dark", "light")),
     *(Shot(f"preferences-{theme}-at-150", "preferences", theme, 1280, 800, 1.5) for theme in ("dark", "light")),
     *(Shot(f"preferences-wrong-{theme}", "preferences_wrong", theme, 1280, 800) for theme in ("dark", "light")),
@@ -204,6 +206,16 @@ def _help(parts):
     return parts.window.findChild(QDialog)
 
 
+def _detached(parts):
+    _chat(parts)
+    parts.window.toggle_detached()
+    return parts.window.dock_window
+
+
+def _without_dock(parts):
+    _detached(parts)
+
+
 def _preferences(parts):
     parts.load()
     parts.window.show_preferences()
@@ -243,6 +255,8 @@ SCENES: dict[str, Callable] = {
     "selected": _selected,
     "composer": _composer,
     "help": _help,
+    "detached": _detached,
+    "without_dock": _without_dock,
     "preferences": _preferences,
     "preferences_wrong": _preferences_wrong,
     "preferences_end": _preferences_end,
