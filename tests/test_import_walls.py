@@ -80,6 +80,11 @@ def test_options_command_loads_neither_torch_nor_qt() -> None:
     assert not loaded & (TORCH_SIDE | QT_SIDE | {"numpy"})
 
 
+def test_doctor_loads_neither_torch_nor_qt_to_name_the_kernels() -> None:
+    loaded = _loaded_after("from app.__main__ import main; main(['doctor', '--json'])")
+    assert not loaded & (TORCH_SIDE | QT_SIDE)
+
+
 def test_models_list_loads_neither_torch_nor_qt() -> None:
     loaded = _loaded_after("from app.__main__ import main; assert main(['models', 'list', '--json']) == 0")
     assert not loaded & (TORCH_SIDE | QT_SIDE)

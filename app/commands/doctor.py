@@ -16,6 +16,7 @@ from app.commands import Subparsers
 from app.library import catalog
 from app.library.starter import find_starter, models_folder
 from app.paths import find_paths
+from engine.ops.cpu import native
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "gguf", "safetensors", "PySide6-Essentials", "pyqtgraph")
 # What the fast paths ask for, by Linux's names.
@@ -61,6 +62,7 @@ def examine() -> dict[str, object]:
         "system": platform.platform(),
         "packages": {name: _package_version(name) for name in _PACKAGES},
         "cpu": _cpu(),
+        "kernels": _kernels(notes),
         "machine": _machine(notes),
         "models": _models(notes),
         "screen": _screen(problems, notes),
@@ -99,6 +101,15 @@ def _cpu() -> dict[str, object]:
         "usable_threads": len(usable(0)) if usable else os.cpu_count(),
         "features": [feature for feature in _CPU_FEATURES if feature in flags],
     }
+
+
+def _kernels(notes: list[str]) -> str:
+    """What int4 and int8 products run on."""
+    reason = native.reason_unavailable()
+    if reason is None:
+        return f"C kernels, {native.isa()}"
+    notes.append(f"The C kernels do not run: {reason}")
+    return "torch's packed operations"
 
 
 def _machine(notes: list[str]) -> dict[str, object]:

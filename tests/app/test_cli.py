@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from app import cli, screen
-from app.commands import gui, models
+from app.commands import doctor, gui, models
 from app.library import packaged
 from app.library.packaged import FetchError
 from engine.options import OPTIONS
@@ -174,6 +174,16 @@ def test_doctor_reports_and_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["free_bytes"] > 0
     cli.run(["doctor"])
     assert "torch" in capsys.readouterr().out
+
+
+def test_doctor_says_which_kernels_run_and_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.native, "reason_unavailable", lambda: None)
+    monkeypatch.setattr(doctor.native, "isa", lambda: "avx2")
+    assert doctor.examine()["kernels"] == "C kernels, avx2"
+    monkeypatch.setattr(doctor.native, "reason_unavailable", lambda: "this CPU lacks AVX2")
+    report = doctor.examine()
+    assert report["kernels"] == "torch's packed operations"
+    assert any("this CPU lacks AVX2" in note for note in report["notes"])  # type: ignore[attr-defined]
 
 
 def test_doctor_names_the_package_for_a_missing_library(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
