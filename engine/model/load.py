@@ -70,8 +70,8 @@ class _Reader:
     def vector_if(self, wanted: bool, name: str) -> Tensor | None:
         return self.vector(name) if wanted else None
 
-    def matrix(self, name: str, scheme: str, bias: Tensor | None = None) -> Packed:
-        return self._ops.pack(self.tensor(name), bias, scheme)
+    def matrix(self, name: str, scheme: str, bias: Tensor | None = None, sensitive: bool = False) -> Packed:
+        return self._ops.pack(self.tensor(name), bias, scheme, sensitive)
 
 
 def read_weights(
@@ -88,7 +88,7 @@ def read_weights(
     """
     spec = source.spec
     reader = _Reader(source, ops, progress, cancelled)
-    head = reader.matrix("embed" if spec.tied_head else "head", _table_scheme(scheme))
+    head = reader.matrix("embed" if spec.tied_head else "head", _table_scheme(scheme), sensitive=True)
     embed = head if spec.tied_head else reader.matrix("embed", _table_scheme(scheme))
     layers = tuple(_read_layer(reader, spec, f"layers.{index}", scheme) for index in range(spec.num_layers))
     return DecoderWeights(embed, layers, reader.vector("final_norm"), head)
@@ -101,13 +101,15 @@ def _table_scheme(scheme: str) -> str:
 
 
 def _read_layer(reader: _Reader, spec: ModelSpec, prefix: str, scheme: str) -> LayerWeights:
-    def matrix(name: str, has_bias: bool) -> Packed:
+    def matrix(name: str, has_bias: bool, sensitive: bool = False) -> Packed:
         bias = reader.vector_if(has_bias, f"{prefix}.{name}_bias")
-        return reader.matrix(f"{prefix}.{name}", scheme, bias)
+        return reader.matrix(f"{prefix}.{name}", scheme, bias, sensitive)
 
     return LayerWeights(
         attn_norm=reader.vector(f"{prefix}.attn_norm"),
-        qkv=matrix("qkv", spec.qkv_bias),
+        # Measured on the starter: of all activations rounded to 8 bits, QKV's and the head's cost the most accuracy,
+        # and they are a sixth of the products.
+        qkv=matrix("qkv", spec.qkv_bias, sensitive=True),
         q_norm=reader.vector_if(spec.qk_norm, f"{prefix}.q_norm"),
         k_norm=reader.vector_if(spec.qk_norm, f"{prefix}.k_norm"),
         attn_out=matrix("attn_out", spec.output_bias),

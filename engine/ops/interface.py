@@ -95,8 +95,11 @@ class Ops(Protocol):
         """All layers of a decoder as one call; None where this backend, or these weights, have but the single operations."""
         ...
 
-    def pack(self, weight: Tensor, bias: Tensor | None, scheme: str) -> Packed:
-        """Quantize and lay out ``weight`` [out, in] (any float dtype)."""
+    def pack(self, weight: Tensor, bias: Tensor | None, scheme: str, sensitive: bool = False) -> Packed:
+        """Quantize and lay out ``weight`` [out, in] (any float dtype).
+
+        sensitive: much hangs on this matrix's products; a backend that rounds activations to 8 bits keeps 16 for it.
+        """
         ...
 
     def unpack(self, packed: Packed) -> Tensor:

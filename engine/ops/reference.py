@@ -41,7 +41,7 @@ class ReferenceOps:
     def compile_layers(self, spec: ModelSpec, weights: DecoderWeights) -> None:
         """There are but the single operations."""
 
-    def pack(self, weight: Tensor, bias: Tensor | None, scheme: str) -> Packed:
+    def pack(self, weight: Tensor, bias: Tensor | None, scheme: str, sensitive: bool = False) -> Packed:
         """ValueError for a scheme that is not "none", "int8" or "int4"."""
         return pack_reference(weight, bias, scheme)
 

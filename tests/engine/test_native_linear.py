@@ -210,3 +210,18 @@ def test_an_environment_variable_chooses_the_path() -> None:
     assert answer(RIDGELINE_CPU="avx2", RIDGELINE_NATIVE="") == "avx2"
     assert answer(RIDGELINE_NATIVE="off") == "RIDGELINE_NATIVE is off"
     assert "asks for z80" in answer(RIDGELINE_CPU="z80", RIDGELINE_NATIVE="")
+
+
+@pytest.mark.parametrize("scheme", ["int4", "int8"])
+@given(num_rows=st.integers(1, 70), seed=st.integers(0, 1000))
+@settings(deadline=None, max_examples=25)
+def test_sensitive_products_keep_what_8_bits_would_round_away(scheme: str, num_rows: int, seed: int) -> None:
+    x, weight, bias = _random(seed, num_rows, 100), _random(seed + 1, 37, 100), _random(seed + 2, 37)
+    residual = _random(seed + 3, num_rows, 37)
+    plain, precise = (native_linear.pack(weight, bias, scheme, sensitive) for sensitive in (False, True))
+    wanted = x @ native_linear.unpack(plain).T + bias + residual
+    rounded = (native_linear.linear(x, plain, residual) - wanted).norm() / wanted.norm()
+    got = native_linear.linear(x, precise, residual)
+    assert (got - wanted).norm() / wanted.norm() < min(1e-4, rounded / 20)
+    alone = torch.cat([native_linear.linear(x[i : i + 1], precise, residual[i : i + 1]) for i in range(num_rows)])
+    assert torch.equal(got, alone)

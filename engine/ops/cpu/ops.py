@@ -74,8 +74,8 @@ class CpuOps:
         """Whether a C kernel takes these activations."""
         return self.use_native and self.fused and x.dtype == torch.float32
 
-    def pack(self, weight: Tensor, bias: Tensor | None, scheme: str) -> Packed:
-        return packing.pack(weight, bias, scheme, self.use_native)
+    def pack(self, weight: Tensor, bias: Tensor | None, scheme: str, sensitive: bool = False) -> Packed:
+        return packing.pack(weight, bias, scheme, self.use_native, sensitive)
 
     def unpack(self, packed: Packed) -> Tensor:
         return packing.unpack(packed)

@@ -39,10 +39,10 @@ class CpuPacked(Packed):
     unpacked: Unpacked = field(default_factory=Unpacked, compare=False, repr=False)
 
 
-def pack(weight: Tensor, bias: Tensor | None, scheme: str, use_native: bool) -> Packed:
+def pack(weight: Tensor, bias: Tensor | None, scheme: str, use_native: bool, sensitive: bool = False) -> Packed:
     """Lay ``weight`` [out, in] out for ``linear``. ValueError for an unknown scheme or weights that are not finite."""
     if use_native and scheme in native_linear.SCHEMES:
-        return native_linear.pack(weight, bias, scheme)
+        return native_linear.pack(weight, bias, scheme, sensitive)
     if scheme == "none":
         data: tuple[Tensor, ...] = (weight.float().contiguous(),)
         path = "none: torch dense product, fp32"

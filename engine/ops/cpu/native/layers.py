@@ -222,7 +222,7 @@ def _layer(spec: LayerSpec, weights: LayerWeights) -> Layer:
 
 def _matrix(packed: Packed) -> Matrix:
     assert isinstance(packed, NativePacked)
-    return Matrix(packed.kind, packed.weights, packed.out_features, packed.in_features, packed.bias_address)
+    return Matrix(packed.product_kind, packed.weights, packed.out_features, packed.in_features, packed.bias_address)
 
 
 def _address(vector: Tensor | None) -> int | None:

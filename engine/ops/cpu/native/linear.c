@@ -88,6 +88,8 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? lo
 /* out [num_rows, out] = x [num_rows, in] @ weights.T (+ bias) (+ residual, which may be out). -1 without memory. */
 RL_API int64_t rl_linear(int64_t kind, const uint8_t *weights, int64_t out_features, int64_t in_features, const float *x,
                          int64_t num_rows, const float *bias, const float *residual, float *out) {
+    if (kind & RL_PRECISE)
+        return rl_linear_precise(kind & ~RL_PRECISE, weights, out_features, in_features, x, num_rows, bias, residual, out);
     int64_t num_groups = rl_num_groups(in_features), row_bytes = rl_activation_row_bytes(num_groups);
     int is_kept;
     uint8_t *rows = take_scratch((size_t)(row_bytes * num_rows), &is_kept);

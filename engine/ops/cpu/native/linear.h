@@ -21,7 +21,8 @@
 #define RL_INT4_GROUP_BYTES 320
 #define RL_INT8_GROUP_BYTES 512
 
-enum rl_kind { RL_INT4 = 4, RL_INT8 = 8 };
+/* RL_PRECISE is or-ed to a kind given to rl_linear: activations keep 16 bits (precise.c). */
+enum rl_kind { RL_INT4 = 4, RL_INT8 = 8, RL_PRECISE = 64 };
 
 typedef struct {
     int64_t kind; /* enum rl_kind */
@@ -52,6 +53,9 @@ static inline int64_t rl_wide_at(int64_t num_groups) { return (num_groups * (RL_
 static inline int64_t rl_activation_row_bytes(int64_t num_groups) {
     return rl_wide_at(num_groups) + (num_groups * RL_GROUP * 2 + 63) / 64 * 64;
 }
+
+int64_t rl_linear_precise(int64_t kind, const uint8_t *weights, int64_t out_features, int64_t in_features, const float *x,
+                          int64_t num_rows, const float *bias, const float *residual, float *out);
 
 /* Quantize x [in_features] to one activation row. */
 RL_DECLARE(void, rl_quantize_row, const float *x, int64_t in_features, uint8_t *row);

@@ -19,13 +19,18 @@ from engine.ops.interface import Packed
 from engine.weights.quantize import INT4_GROUP, has_short_grids
 
 SCHEMES = {"int4": 4, "int8": 8}  # scheme -> enum rl_kind
+_PRECISE = 64  # RL_PRECISE of linear.h
 
 
 @dataclass(frozen=True, slots=True)
 class NativePacked(Packed):
-    """``Packed`` whose ``data`` is one uint8 tensor in the C kernels' layout, with what a call passes made once."""
+    """``Packed`` whose ``data`` is one uint8 tensor in the C kernels' layout, with what a call passes made once.
+
+    kind: how the weights lie; product_kind: the same for rl_linear, with whether activations keep 16 bits.
+    """
 
     kind: int
+    product_kind: int
     weights: int  # address of data[0]
     bias_address: int | None
 
@@ -41,12 +46,15 @@ def _entry(name: str) -> Any:
     return native.function(name, *types[name])
 
 
-def path(scheme: str) -> str:
-    return f"{scheme}: C kernel ({native.isa()}), int8 activations"
+def path(scheme: str, sensitive: bool = False) -> str:
+    return f"{scheme}: C kernel ({native.isa()}), {'int16' if sensitive else 'int8'} activations"
 
 
-def pack(weight: Tensor, bias: Tensor | None, scheme: str) -> NativePacked:
-    """Quantize weight [out, in], any float dtype. ValueError when it holds NaN or infinity."""
+def pack(weight: Tensor, bias: Tensor | None, scheme: str, sensitive: bool = False) -> NativePacked:
+    """Quantize weight [out, in], any float dtype. ``sensitive``: its activations keep 16 bits, not 8.
+
+    ValueError when it holds NaN or infinity.
+    """
     weight = weight.float().contiguous()
     out_features, in_features = weight.shape
     kind = SCHEMES[scheme]
@@ -64,8 +72,9 @@ def pack(weight: Tensor, bias: Tensor | None, scheme: str) -> NativePacked:
         (packed,),
         bias,
         num_bytes,
-        path(scheme),
+        path(scheme, sensitive),
         kind,
+        kind | (_PRECISE if sensitive else 0),
         packed.data_ptr(),
         bias_address,
     )
@@ -99,7 +108,7 @@ def linear(x: Tensor, packed: NativePacked, residual: Tensor | None = None) -> T
         residual = residual.float().contiguous()
         residual_address = residual.data_ptr()
     code = _entry("rl_linear")(
-        packed.kind,
+        packed.product_kind,
         packed.weights,
         packed.out_features,
         packed.in_features,
