@@ -30,7 +30,7 @@ from PySide6.QtWidgets import (
 from app import theme as look
 from app.actions import fill_menu, help_rows, make_actions
 from app.chat.panel import ChatPanel
-from app.dock_window import DockWindow
+from app.dock_place import LINE, DockPlace
 from app.icons import line_icon
 from app.model_chooser import ListedModel, ModelChooser
 from app.notice import Notice
@@ -44,12 +44,9 @@ if TYPE_CHECKING:
     from app.chat.sidebar import Sidebar
     from app.tuning.dock import Dock
 
-DOCK_NARROWEST, DOCK_WIDEST = 320, 560
-OVERLAY_BELOW = 900  # window width under which the dock lies over the chat
 DEFAULT_SIZE = QSize(1280, 800)
 SMALLEST = QSize(560, 420)
-_LINE = 1
-_NO_LIMIT = 16_777_215  # QWIDGETSIZE_MAX
+_BAR_HEIGHT = 49
 
 
 class MainWindow(QMainWindow):
@@ -81,21 +78,16 @@ class MainWindow(QMainWindow):
         self.on_close: Callable[[], None] = lambda: None
         self.lifetime: Lifetime
         self._controller, self._settings, self._sidebar = controller, settings, sidebar
-        self._is_overlay = False
-        self._instrument = dock
-        self.dock_window: DockWindow | None = None  # while the dock is detached
-        self._wants_dock = settings.settings.dock_visible
-        self._dock_width = max(DOCK_NARROWEST, min(settings.settings.dock_width, DOCK_WIDEST))
         self._is_closed = self._is_painted = False
         self._listed: set[str] = set()
         self._preferences: PreferencesDialog | None = None
         self.notice = Notice(self)
         self.chooser = ModelChooser(bridge, settings, self.notice, list_models, self)
         self.panel = ChatPanel(controller, self.chooser, self.notice, self)
+        self.dock_place = DockPlace(self, dock, settings, _BAR_HEIGHT)
+        self.dock = self.dock_place.holder
         self.actions_by_key = make_actions(self, self._handlers())
-        self.dock = self._make_dock(dock)
         self._lay_out(verdict)
-        dock.detach_requested.connect(self.toggle_detached)
         sidebar.chat_chosen.connect(self.show_chat)
         sidebar.message_chosen.connect(lambda _chat, message: self.panel.view.show_message(message))
         sidebar.new_chat_requested.connect(self.new_chat)
@@ -104,17 +96,6 @@ class MainWindow(QMainWindow):
         self._restore()
 
     # ---- building
-
-    def _make_dock(self, content: QWidget) -> QWidget:
-        holder = QWidget(self)
-        holder.setObjectName("dock_holder")
-        holder.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        holder.setMinimumWidth(DOCK_NARROWEST)
-        holder.setMaximumWidth(DOCK_WIDEST)
-        layout = QVBoxLayout(holder)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.addWidget(content)
-        return holder
 
     def _lay_out(self, verdict: QWidget) -> None:
         centre = QWidget(self)
@@ -125,28 +106,28 @@ class MainWindow(QMainWindow):
         column.addWidget(self._make_top_bar(verdict))
         column.addWidget(self.panel, 1)
         self.splitter = QSplitter(Qt.Orientation.Horizontal, self)
-        self.splitter.setHandleWidth(_LINE)
+        self.splitter.setHandleWidth(LINE)
         self.splitter.setChildrenCollapsible(False)
         for widget in (self._sidebar, centre, self.dock):
             self.splitter.addWidget(widget)
         self.splitter.setStretchFactor(0, 0)
         self.splitter.setStretchFactor(1, 1)
         self.splitter.setStretchFactor(2, 0)
-        self.splitter.splitterMoved.connect(lambda _at, _index: self._keep_dock_width())
+        self.dock_place.work_in(self.splitter, self._sidebar, self.panel, self.actions_by_key)
         self.setCentralWidget(self.splitter)
 
     def _make_top_bar(self, verdict: QWidget) -> QWidget:
         bar = QWidget(self)
         bar.setObjectName("topbar")
         bar.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        bar.setFixedHeight(49)
+        bar.setFixedHeight(_BAR_HEIGHT)
         self._menu = QMenu(self)
         fill_menu(self._menu, self.actions_by_key)
         self.menu_button = self._bar_button("menu", "Menu")
         self.menu_button.setMenu(self._menu)
         self.menu_button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         self.dock_button = self._bar_button("dock", "Live panel (Ctrl+J)")
-        self.dock_button.clicked.connect(self.toggle_dock)
+        self.dock_button.clicked.connect(self.dock_place.toggle)
         row = QHBoxLayout(bar)
         row.setContentsMargins(8, 0, 8, 0)
         row.setSpacing(5)
@@ -178,8 +159,8 @@ class MainWindow(QMainWindow):
             "compose": panel.composer.edit.setFocus,
             "model": self.chooser.open,
             "sidebar": self.toggle_sidebar,
-            "dock": self.toggle_dock,
-            "detach": self.toggle_detached,
+            "dock": self.dock_place.toggle,
+            "detach": self.dock_place.toggle_detached,
             "theme_system": lambda: self.set_theme("system"),
             "theme_light": lambda: self.set_theme("light"),
             "theme_dark": lambda: self.set_theme("dark"),
@@ -218,11 +199,11 @@ class MainWindow(QMainWindow):
 
     @property
     def is_dock_shown(self) -> bool:
-        return not (self.dock_window or self.dock).isHidden()
+        return self.dock_place.is_shown
 
     @property
     def is_overlay(self) -> bool:
-        return self._is_overlay
+        return self.dock_place.is_overlay
 
     def toggle_sidebar(self) -> None:
         self._show_sidebar(self._sidebar.isHidden())
@@ -230,122 +211,6 @@ class MainWindow(QMainWindow):
     def _show_sidebar(self, is_shown: bool) -> None:
         self._sidebar.setVisible(is_shown)
         self.actions_by_key["sidebar"].setChecked(is_shown)
-
-    @property
-    def is_detached(self) -> bool:
-        return self.dock_window is not None
-
-    def toggle_dock(self) -> None:
-        self._show_dock(not self.is_dock_shown)
-        if not self._is_overlay or self.is_detached:
-            self._wants_dock = self.is_dock_shown
-
-    def _show_dock(self, is_shown: bool) -> None:
-        if self.dock_window is not None:
-            self.dock_window.setVisible(is_shown)
-            self.actions_by_key["dock"].setChecked(is_shown)
-            return
-        self.dock.setVisible(is_shown)
-        self.splitter.refresh()  # counts handles anew, before sizes are given out
-        self._reserve()
-        beside = self._dock_width if is_shown and not self._is_overlay else 0
-        self._set_dock_width(beside)  # lays out at once: one step, no jump between
-        self.panel.place()
-        self.actions_by_key["dock"].setChecked(is_shown)
-        self._place_overlay()
-
-    def _set_dock_width(self, width: int) -> None:
-        side = 0 if self._sidebar.isHidden() else self._sidebar.width() + _LINE
-        beside = width + _LINE if width else 0
-        self.splitter.setSizes([max(0, side - _LINE), max(1, self.width() - side - beside), width])
-
-    def _reserve(self) -> None:
-        """Leave room for the dock beside the reading column while it is hidden, so that it opens without a jump."""
-        is_beside = (self.is_dock_shown and not self.is_detached) or self._is_overlay
-        self.panel.reserve(0 if is_beside else self._dock_width + _LINE)
-
-    def _fit_dock_to_width(self) -> None:
-        is_overlay = self.width() < OVERLAY_BELOW
-        if is_overlay == self._is_overlay:
-            return
-        if self.is_detached:
-            self._is_overlay = is_overlay
-            self._reserve()
-            self.panel.place()
-            return
-        if is_overlay and self.is_dock_shown:
-            self._keep_dock_width()
-        self._is_overlay = is_overlay
-        self._put_dock_in_place()
-        self._show_dock(not is_overlay and self._wants_dock)
-
-    def _put_dock_in_place(self) -> None:
-        if self._is_overlay:
-            self.dock.setParent(self)
-            self._frame_dock(True)
-        else:
-            self._frame_dock(False)
-            self.splitter.addWidget(self.dock)
-            self.splitter.setStretchFactor(2, 0)
-
-    def toggle_detached(self) -> None:
-        """The dock into a window of its own, or back."""
-        if self.is_detached:
-            self.attach_dock()
-        else:
-            self.detach_dock()
-            self._show_dock(True)
-            self._wants_dock = True
-
-    def detach_dock(self) -> None:
-        """Put the dock into its own window, where it was last, not yet shown. The reading column stays where it is."""
-        if not self._is_overlay and self.is_dock_shown:
-            self._keep_dock_width()
-        self._frame_dock(False)
-        window = DockWindow(self)
-        window.put_back(self._settings.settings.dock_geometry)
-        window.closed.connect(self.attach_dock)
-        window.addActions([self.actions_by_key[key] for key in ("dock", "detach", "preferences", "quit")])
-        for widget in (self.dock, self._instrument):
-            widget.setMaximumWidth(_NO_LIMIT)
-        window.hold(self.dock)
-        self.dock_window = window
-        self._after_moving(is_detached=True)
-        self.splitter.refresh()
-        self._reserve()
-        self.panel.place()
-
-    def attach_dock(self) -> None:
-        """Put the dock back beside the chat, or over it in a narrow window."""
-        window, self.dock_window = self.dock_window, None
-        if window is None or self._is_closed:
-            return
-        self._settings.update(dock_geometry=window.geometry_text)
-        for widget in (self.dock, self._instrument):
-            widget.setMaximumWidth(DOCK_WIDEST)
-        self._put_dock_in_place()
-        window.hide()
-        window.deleteLater()
-        self._after_moving(is_detached=False)
-        self._show_dock(True)
-        self._wants_dock = True
-
-    def _after_moving(self, is_detached: bool) -> None:
-        self.actions_by_key["detach"].setChecked(is_detached)
-        self._instrument.show_detached(is_detached)
-
-    def _frame_dock(self, is_overlay: bool) -> None:
-        """A line at its left while it lies over the chat; beside it the splitter draws one."""
-        self.dock.setProperty("overlay", is_overlay)
-        self.dock.setContentsMargins(_LINE if is_overlay else 0, 0, 0, 0)
-        self.dock.style().unpolish(self.dock)
-        self.dock.style().polish(self.dock)
-
-    def _place_overlay(self) -> None:
-        if self._is_overlay and self.is_dock_shown and not self.is_detached:
-            width = min(self._dock_width, self.width() - 40)
-            self.dock.setGeometry(self.width() - width, 49, width, self.height() - 49)
-            self.dock.raise_()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
         super().paintEvent(event)
@@ -355,15 +220,12 @@ class MainWindow(QMainWindow):
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
         super().showEvent(event)
-        if self.is_detached:
-            self._show_dock(self._wants_dock)
-        elif self.is_dock_shown and not self._is_overlay:
-            self._set_dock_width(self._dock_width)  # a splitter takes sizes only once it has been laid out
+        self.dock_place.on_window_shown()
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
         super().resizeEvent(event)
-        self._fit_dock_to_width()
-        self._place_overlay()
+        self.dock_place.fit_to_width()
+        self.dock_place.place_overlay()
 
     # ---- colours and help
 
@@ -423,11 +285,7 @@ class MainWindow(QMainWindow):
             self.restoreGeometry(QByteArray.fromBase64(settings.window_geometry.encode("ascii", "ignore")))
         self._bring_on_screen()
         self._show_sidebar(settings.sidebar_visible)
-        self._fit_dock_to_width()
-        if settings.dock_detached:
-            self.detach_dock()  # shown with the window
-        else:
-            self._show_dock(self._wants_dock and not self._is_overlay)
+        self.dock_place.restore()
         self._check_theme_actions()
 
     def _bring_on_screen(self) -> None:
@@ -438,22 +296,11 @@ class MainWindow(QMainWindow):
         if not room.intersects(self.geometry()):
             self.move(room.topLeft())
 
-    def _keep_dock_width(self) -> None:
-        width = self.dock.width()
-        if self.isVisible() and DOCK_NARROWEST <= width <= DOCK_WIDEST:
-            self._dock_width = width
-
     def save_layout(self) -> None:
         """Remember size, place and sides."""
-        if not self._is_overlay and self.is_dock_shown and not self.is_detached:
-            self._keep_dock_width()
-        if self.dock_window is not None:
-            self._settings.update(dock_geometry=self.dock_window.geometry_text)
+        self.dock_place.save()
         self._settings.update(
-            dock_detached=self.is_detached,
             window_geometry=bytes(self.saveGeometry().toBase64().data()).decode("ascii"),
-            dock_width=self._dock_width,
-            dock_visible=self._wants_dock,
             sidebar_visible=not self._sidebar.isHidden(),
             last_chat=self.panel.chat_id,
         )
@@ -467,8 +314,7 @@ class MainWindow(QMainWindow):
             self.save_layout()  # before hiding: sizes are true only while the window is shown
             if self._preferences is not None:
                 self._preferences.close()
-            if self.dock_window is not None:
-                self.dock_window.hide()
+            self.dock_place.hide_own_window()
             self.hide()
             self.on_close()
         super().closeEvent(event)

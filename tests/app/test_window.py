@@ -22,10 +22,10 @@ from app.actions import ACTIONS, fill_menu, help_rows
 from app.application import build
 from app.chat.markdown import BlockKind
 from app.chat.panel import READING_WIDTH, reading_column
+from app.dock_place import DOCK_NARROWEST, OVERLAY_BELOW
 from app.paths import Paths, find_paths
 from app.settings import SettingsStore
 from app.store import ChatStore
-from app.window import DOCK_NARROWEST, OVERLAY_BELOW
 from engine.commands import Abort, CancelLoad, LoadModel, Submit
 from engine.events import ModelLoading, OptionsRefused
 from tests.app.scripted_service import Script, ScriptedService
@@ -129,7 +129,7 @@ def test_a_narrow_window_lays_the_dock_over_the_chat(open_window: Open) -> None:
     assert not window.is_dock_shown
     centre = window.panel.width()
     column = window.panel.view.column
-    window.toggle_dock()
+    window.dock_place.toggle()
     assert window.is_dock_shown
     assert window.dock.width() >= DOCK_NARROWEST
     assert (window.panel.width(), window.panel.view.column) == (centre, column)
@@ -148,11 +148,11 @@ def is_beside(parts: Parts) -> bool:
 
 def test_the_panel_goes_into_its_own_window_and_back_and_the_text_stays(open_window: Open) -> None:
     parts = open_window(width=1280)
-    window, dock = parts.window, parts.window._instrument
+    window, dock = parts.window, parts.window.dock_place._dock
     column = window.panel.view.column
     dock.detach_button.click()
-    assert window.is_detached
-    own = window.dock_window
+    assert window.dock_place.is_detached
+    own = window.dock_place.own_window
     assert own is not None
     assert own.isVisible()
     assert dock.isVisible()
@@ -163,7 +163,7 @@ def test_the_panel_goes_into_its_own_window_and_back_and_the_text_stays(open_win
     QTest.qWait(0)
     assert dock.width() == 900
     own.close()
-    assert not window.is_detached
+    assert not window.dock_place.is_detached
     assert is_beside(parts)
     assert dock.isVisible()
     assert (window.dock.width(), window.panel.view.column) == (372, column)
@@ -172,36 +172,36 @@ def test_the_panel_goes_into_its_own_window_and_back_and_the_text_stays(open_win
 
 def test_a_double_click_beside_the_tabs_and_the_keys_move_the_panel(open_window: Open) -> None:
     parts = open_window()
-    window, dock = parts.window, parts.window._instrument
+    window, dock = parts.window, parts.window.dock_place._dock
     QTest.mouseDClick(dock._tab_row, Qt.MouseButton.LeftButton, pos=dock._tab_row.rect().center())
-    assert window.is_detached
+    assert window.dock_place.is_detached
     both = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier
     QTest.keyClick(window, Qt.Key.Key_J, both)
-    assert not window.is_detached
+    assert not window.dock_place.is_detached
     assert is_beside(parts)
 
 
 def test_a_detached_panel_hides_and_shows_as_a_whole(open_window: Open) -> None:
     window = open_window().window
-    window.toggle_detached()
-    own = window.dock_window
+    window.dock_place.toggle_detached()
+    own = window.dock_place.own_window
     assert own is not None
-    window.toggle_dock()
+    window.dock_place.toggle()
     assert own.isHidden()
-    assert window.is_detached
+    assert window.dock_place.is_detached
     assert not window.is_dock_shown
-    window.toggle_dock()
+    window.dock_place.toggle()
     assert own.isVisible()
 
 
 def test_a_detached_panel_stays_out_when_the_window_gets_narrow(open_window: Open) -> None:
     parts = open_window(width=1280)
     window = parts.window
-    window.toggle_detached()
+    window.dock_place.toggle_detached()
     window.resize(OVERLAY_BELOW - 40, 700)
-    assert window.is_detached
+    assert window.dock_place.is_detached
     assert window.is_overlay
-    window.toggle_detached()
+    window.dock_place.toggle_detached()
     assert window.dock.parent() is window
     assert window.is_dock_shown
     window.resize(1280, 800)
@@ -211,8 +211,8 @@ def test_a_detached_panel_stays_out_when_the_window_gets_narrow(open_window: Ope
 
 def test_a_detached_panel_is_found_again_where_it_was(open_window: Open) -> None:
     first = open_window()
-    first.window.toggle_detached()
-    own = first.window.dock_window
+    first.window.dock_place.toggle_detached()
+    own = first.window.dock_place.own_window
     assert own is not None
     own.setGeometry(90, 60, 510, 420)
     first.window.close()
@@ -220,11 +220,11 @@ def test_a_detached_panel_is_found_again_where_it_was(open_window: Open) -> None
     kept = first.settings.settings
     assert (kept.dock_detached, kept.dock_visible) == (True, True)
     again = open_window()
-    other = again.window.dock_window
+    other = again.window.dock_place.own_window
     assert other is not None
     assert other.isVisible()
     assert other.geometry() == own.geometry()
-    again.window.toggle_detached()
+    again.window.dock_place.toggle_detached()
     again.window.close()
     assert not again.settings.settings.dock_detached
 

@@ -127,12 +127,12 @@ def _top(parts):
 
 def _narrow_dock(parts):
     _chat(parts)
-    parts.window.toggle_dock()
+    parts.window.dock_place.toggle()
 
 
 def _no_dock(parts):
     _chat(parts)
-    parts.window.toggle_dock()
+    parts.window.dock_place.toggle()
 
 
 def _empty(parts):
@@ -208,8 +208,8 @@ def _help(parts):
 
 def _detached(parts):
     _chat(parts)
-    parts.window.toggle_detached()
-    return parts.window.dock_window
+    parts.window.dock_place.toggle_detached()
+    return parts.window.dock_place.own_window
 
 
 def _without_dock(parts):
