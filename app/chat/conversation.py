@@ -207,6 +207,8 @@ def stats_words(stats: MessageStats) -> tuple[str, ...]:
     words.append("1 token" if stats.new_tokens == 1 else f"{stats.new_tokens:,} tokens")
     if stats.cached_tokens:
         words.append(f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens from the prefix cache")
+    if stats.num_drafted:
+        words.append(f"drafts accepted {stats.num_accepted / stats.num_drafted:.0%}".replace("%", " %"))
     if stats.dropped_messages:
         words.append(left_out_words(stats.dropped_messages))
     return tuple(words)

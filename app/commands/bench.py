@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from app.commands import Subparsers
-from app.commands.session import Progress, add_switches, chosen_settings, log_to_file, open_engine
+from app.commands.session import Progress, add_draft, add_switches, chosen_settings, log_to_file, open_engine
 from engine.events import EngineError, Finished, FinishReason, Phase, StepRecord
 from engine.options import entry
 from engine.params import SamplingParams
@@ -55,6 +55,7 @@ def add_to(commands: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=_numbers, default=[1, 4, 16], metavar="N,N", help="chats at once (1,4,16)")
     parser.add_argument("--context", type=_numbers, default=[16, 512], metavar="N,N", help="tokens before (16,512)")
     add_switches(parser)
+    add_draft(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
     return parser
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = chosen_settings(arguments)
     if arguments.new_tokens <= _WARM_UP_STEPS + 1:
         raise ValueError(f"--new-tokens must be more than {_WARM_UP_STEPS + 1}; the first steps only warm up.")
-    with log_to_file(), closing(open_engine(arguments.model, settings)) as engine:
+    with log_to_file(), closing(open_engine(arguments.model, settings, arguments.draft)) as engine:
         _check_sizes(engine, arguments)
         runs = _measure(engine, arguments)
         _print(engine, runs, as_json=arguments.json)

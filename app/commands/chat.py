@@ -15,6 +15,7 @@ from app.commands import Subparsers
 from app.commands.session import (
     INTERRUPTED,
     Reply,
+    add_draft,
     add_switches,
     chosen_settings,
     figures,
@@ -50,6 +51,7 @@ def add_to(commands: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer this and exit; '-' or a pipe reads stdin")
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     add_switches(parser)
+    add_draft(parser)
     parser.add_argument("--temperature", type=float, default=DEFAULT_TEMPERATURE, help="0 is greedy (default: 0.7)")
     parser.add_argument("--top-p", type=float, default=1.0, help="keep the likeliest tokens up to this probability")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest reply, in tokens")
@@ -77,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         prompt = sys.stdin.read().strip()
     if prompt == "":
         raise ValueError("The prompt is empty. Pass one with -p TEXT, or run in a terminal to chat.")
-    with log_to_file(), closing(open_engine(arguments.model, settings)) as engine:
+    with log_to_file(), closing(open_engine(arguments.model, settings, arguments.draft)) as engine:
         conversation = _Conversation(engine, arguments.system, [], arguments.when_full)
         return _converse(conversation, params) if prompt is None else _answer(conversation, params, prompt)
 

@@ -49,6 +49,12 @@ def add_switches(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", metavar="NAME", help=f"a row of options, which --set can change: {names}")
 
 
+def add_draft(parser: argparse.ArgumentParser) -> None:
+    """The argument ``--draft``."""
+    text = "a smaller model with the same vocabulary, which guesses with --set speculation=draft"
+    parser.add_argument("--draft", metavar="MODEL", help=text)
+
+
 def chosen_settings(arguments: argparse.Namespace) -> dict[str, str]:
     """What ``--preset`` and, over it, ``--set`` ask for. ValueError names what is wrong."""
     given = parse_settings(arguments.set)
@@ -75,9 +81,10 @@ def _search_best(model: str, file: Path) -> None:
     print(f"Best here: {values} ({found.speedup:.2f} times the speed of the defaults).", file=sys.stderr)
 
 
-def open_engine(model: str, settings: Mapping[str, str]) -> Engine:
+def open_engine(model: str, settings: Mapping[str, str], draft: str | None = None) -> Engine:
     """Load ``model`` (as for ``-m``) with progress on stderr; the starter is fetched if it is not here yet.
 
+    draft: a smaller model that guesses for it, for ``speculation=draft``.
     Raises ValueError with the remedy when there is no such model or it cannot be loaded.
     """
     progress = Progress()
@@ -88,7 +95,7 @@ def open_engine(model: str, settings: Mapping[str, str]) -> Engine:
     from engine.engine import Engine
 
     machine_file = find_paths().create().machine_file
-    engine = Engine.load(model, settings, progress, machine_file=machine_file, find=catalog.resolve)
+    engine = Engine.load(model, settings, progress, machine_file=machine_file, find=catalog.resolve, draft=draft)
     progress.clear()
     return engine
 
@@ -165,6 +172,8 @@ def figures(reply: Reply) -> str:
         parts.append(f"first after {usage.first_token_seconds:.2f} s")
     shared = f", {usage.cached_tokens} of them shared" if usage.cached_tokens else ""
     parts.append(f"{usage.prompt_tokens} prompt tokens{shared}")
+    if usage.acceptance is not None:
+        parts.append(f"{usage.acceptance:.0%} of {usage.num_drafted} drafts accepted")
     return "; ".join(parts) + _step_line(reply.steps)
 
 

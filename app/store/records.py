@@ -34,6 +34,8 @@ class MessageStats:
     tokens_per_second: float | None = None
     first_token_seconds: float | None = None
     dropped_messages: int = 0  # the chat's oldest, left out because the window was full
+    num_drafted: int = 0  # guessed tokens that were compared with the model's choice
+    num_accepted: int = 0  # of these, found right
 
     @staticmethod
     def of(usage: RequestUsage) -> MessageStats:
@@ -44,6 +46,8 @@ class MessageStats:
             tokens_per_second=usage.tokens_per_second,
             first_token_seconds=usage.first_token_seconds,
             dropped_messages=usage.dropped_messages,
+            num_drafted=usage.num_drafted,
+            num_accepted=usage.num_accepted,
         )
 
 
@@ -137,6 +141,8 @@ def stats_from(text: Any) -> MessageStats | None:
         tokens_per_second=_figure(data.get("tokens_per_second")),
         first_token_seconds=_figure(data.get("first_token_seconds")),
         dropped_messages=_count(data.get("dropped_messages")),
+        num_drafted=_count(data.get("num_drafted")),
+        num_accepted=_count(data.get("num_accepted")),
     )
 
 

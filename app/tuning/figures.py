@@ -76,6 +76,7 @@ class Now:
     bandwidth_share: float | None
     context_tokens: int | None
     pool: PoolSnapshot | None
+    acceptance: float | None = None  # share of the compared drafts that were right; None when there were none
 
 
 class LiveFigures:
@@ -91,6 +92,7 @@ class LiveFigures:
         self._submitted: dict[int, float] = {}
         self._generating: set[int] = set()
         self._rate = SlidingSums(WINDOW_SECONDS, 2)
+        self._drafts = SlidingSums(WINDOW_SECONDS, 3)  # seconds, compared, accepted
         # seconds, steps, memory, compute, overhead, weights, kv_read, batch
         self._decode = SlidingSums(WINDOW_SECONDS, 8)
         self._prefill = SlidingSums(WINDOW_SECONDS, 8)
@@ -127,7 +129,7 @@ class LiveFigures:
             self._fold(record)
 
     def _forget(self) -> None:
-        for window in (self._rate, self._decode, self._prefill):
+        for window in (self._rate, self._drafts, self._decode, self._prefill):
             window.clear()
 
     def _fold(self, record: StepRecord) -> None:
@@ -140,6 +142,7 @@ class LiveFigures:
         if decodes:
             values[TOKENS], values[DECODING] = tokens, step
             self._rate.add((step, tokens))
+            self._drafts.add((step, float(record.num_drafted), float(record.num_accepted)))
         lane = DECODE_LANE if record.phase is Phase.DECODE else PREFILL_LANE
         overhead = record.overhead_seconds
         values[lane : lane + 5] = (1.0, step, record.memory_seconds, record.compute_seconds, overhead)
@@ -178,6 +181,7 @@ class LiveFigures:
             return Now(True, None, self.first_token_seconds, 0, 0, None, None, None)
         is_past = self.is_past(time)
         seconds, tokens = self._rate.sums()
+        _, drafted, accepted = self._drafts.sums()
         means = self.means(Phase.DECODE) or self.means(Phase.PREFILL)
         context = max((progress.context_tokens for progress in last.requests), default=None)
         return Now(
@@ -189,6 +193,7 @@ class LiveFigures:
             bandwidth_share=means.memory / means.step if means and means.step > 0 else None,
             context_tokens=context,
             pool=last.pool,
+            acceptance=accepted / drafted if drafted > 0 else None,
         )
 
     def is_past(self, time: float) -> bool:

@@ -177,7 +177,8 @@ class Live(QWidget):
             self.axis.show_last(time.strftime("%H:%M:%S", time.localtime(time.time() - ago)))
         else:
             self.axis.show_last("now")
-        self.rate_heading.show_note("all chats, last 60 s" if last is not None else "")
+        drafts = "" if now.acceptance is None else f", drafts accepted {numbers.percent(now.acceptance)} %"
+        self.rate_heading.show_note("all chats, last 60 s" + drafts if last is not None else "")
         if now.pool is not None:
             pool = now.pool
             self.map_heading.show_note(

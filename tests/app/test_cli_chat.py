@@ -112,7 +112,7 @@ class ScriptedEngine:
 def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
     scripted = ScriptedEngine()
     for module in (chat, bench):
-        monkeypatch.setattr(module, "open_engine", lambda model, settings: scripted)
+        monkeypatch.setattr(module, "open_engine", lambda model, settings, draft=None: scripted)
     return scripted
 
 

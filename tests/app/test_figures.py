@@ -109,6 +109,15 @@ def test_nothing_measured_is_none_and_never_a_division_by_zero():
     assert figures.now(2.0).tokens_per_second is None
 
 
+def test_acceptance_is_of_compared_drafts_and_unknown_without_any():
+    figures = LiveFigures()
+    figures.fold([record(1.0)])
+    assert figures.now(1.0).acceptance is None
+    figures.fold([dataclasses.replace(record(1.1), num_drafted=4, num_accepted=3)])
+    figures.fold([dataclasses.replace(record(1.2), num_drafted=1)])
+    assert figures.now(1.2).acceptance == pytest.approx(0.6)
+
+
 def test_one_generated_token_gives_no_rate():
     figures = LiveFigures()
     figures.fold([record(1.0, phase=Phase.PREFILL, gains={7: 1})])
