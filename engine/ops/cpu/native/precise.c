@@ -6,7 +6,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define MOST_ROWS 64 /* at a time, so that a long prompt needs no more room than a short one */
+#define MOST_ROWS 256 /* at a time, so that a long prompt needs no more room than a short one */
+#define ROWS_ALONE 4  /* so few are not worth waking threads for */
 
 RL_API int64_t rl_linear(int64_t kind, const uint8_t *weights, int64_t out_features, int64_t in_features, const float *x,
                          int64_t num_rows, const float *bias, const float *residual, float *out);
@@ -36,28 +37,73 @@ static void give(float *buffer, int is_kept) {
         free(buffer);
 }
 
-/* high + low = x, high on the grid of 255 values per group that rl_quantize_row would round x to. */
+/* high + low = x, high on the grid of 255 values per group that rl_quantize_row would round x to. Written so that a compiler
+ * turns the loops into vector code without being allowed to reorder sums. */
+#define LANES 8
+#define ROUNDS 12582912.0f /* 1.5 * 2^23: adding it drops the fraction */
+
 static void split_row(const float *x, int64_t n, float *high, float *low) {
     for (int64_t start = 0; start < n; start += RL_GROUP) {
-        int64_t end = start + RL_GROUP < n ? start + RL_GROUP : n;
+        int64_t count = start + RL_GROUP < n ? RL_GROUP : n - start, whole = count / LANES * LANES;
+        const float *from = x + start;
+        float most[LANES] = {0};
+        for (int64_t i = 0; i < whole; i += LANES)
+            for (int lane = 0; lane < LANES; lane++) {
+                float size = fabsf(from[i + lane]);
+                most[lane] = size > most[lane] ? size : most[lane];
+            }
         float largest = 0.0f;
-        for (int64_t i = start; i < end; i++)
-            largest = fmaxf(largest, fabsf(x[i]));
+        for (int lane = 0; lane < LANES; lane++)
+            largest = most[lane] > largest ? most[lane] : largest;
+        for (int64_t i = whole; i < count; i++)
+            largest = fabsf(from[i]) > largest ? fabsf(from[i]) : largest;
         float scale = largest / 127.0f, inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-        for (int64_t i = start; i < end; i++) {
-            high[i] = nearbyintf(x[i] * inverse) * scale;
-            low[i] = x[i] - high[i];
+        for (int64_t i = 0; i < count; i++) {
+            float steps = (from[i] * inverse + ROUNDS) - ROUNDS;
+            high[start + i] = steps * scale;
+            low[start + i] = from[i] - high[start + i];
         }
     }
 }
 
-static void add_halves(const float *high, const float *low, const float *bias, const float *residual, int64_t n, float *out) {
-    for (int64_t i = 0; i < n; i++) {
-        float sum = high[i] + low[i];
-        if (bias)
-            sum += bias[i];
-        out[i] = residual ? residual[i] + sum : sum;
-    }
+typedef struct {
+    const float *x, *bias, *residual;
+    float *halves, *products, *out;
+    int64_t rows, in_features, out_features;
+} Job;
+
+static void split_piece(void *arg, int64_t row) {
+    Job *job = arg;
+    int64_t n = job->in_features;
+    split_row(job->x + row * n, n, job->halves + row * n, job->halves + (job->rows + row) * n);
+}
+
+static void add_piece(void *arg, int64_t row) {
+    Job *job = arg;
+    int64_t n = job->out_features;
+    const float *high = job->products + row * n, *low = job->products + (job->rows + row) * n;
+    const float *bias = job->bias, *residual = job->residual ? job->residual + row * n : NULL;
+    float *out = job->out + row * n; /* may be the residual's own row: each element is read before it is written */
+    if (residual && bias)
+        for (int64_t i = 0; i < n; i++)
+            out[i] = residual[i] + (high[i] + low[i] + bias[i]);
+    else if (residual)
+        for (int64_t i = 0; i < n; i++)
+            out[i] = residual[i] + (high[i] + low[i]);
+    else if (bias)
+        for (int64_t i = 0; i < n; i++)
+            out[i] = high[i] + low[i] + bias[i];
+    else
+        for (int64_t i = 0; i < n; i++)
+            out[i] = high[i] + low[i];
+}
+
+static void each_row(void (*piece)(void *, int64_t), Job *job) {
+    if (job->rows > ROWS_ALONE)
+        rl_pool_run(piece, job, job->rows);
+    else
+        for (int64_t row = 0; row < job->rows; row++)
+            piece(job, row);
 }
 
 int64_t rl_linear_precise(int64_t kind, const uint8_t *weights, int64_t out_features, int64_t in_features, const float *x,
@@ -67,18 +113,22 @@ int64_t rl_linear_precise(int64_t kind, const uint8_t *weights, int64_t out_feat
     float *halves = take((size_t)(2 * most * (in_features + out_features)), &is_kept);
     if (!halves)
         return -1;
-    float *products = halves + 2 * most * in_features;
     int64_t code = 0;
     for (int64_t first = 0; first < num_rows && code == 0; first += most) {
         int64_t rows = first + most < num_rows ? most : num_rows - first;
-        for (int64_t row = 0; row < rows; row++)
-            split_row(x + (first + row) * in_features, in_features, halves + row * in_features,
-                      halves + (rows + row) * in_features);
-        code = rl_linear(kind, weights, out_features, in_features, halves, 2 * rows, NULL, NULL, products);
-        for (int64_t row = 0; row < rows && code == 0; row++)
-            add_halves(products + row * out_features, products + (rows + row) * out_features, bias,
-                       residual ? residual + (first + row) * out_features : NULL, out_features,
-                       out + (first + row) * out_features);
+        Job job = {x + first * in_features,
+                   bias,
+                   residual ? residual + first * out_features : NULL,
+                   halves,
+                   halves + 2 * most * in_features,
+                   out + first * out_features,
+                   rows,
+                   in_features,
+                   out_features};
+        each_row(split_piece, &job);
+        code = rl_linear(kind, weights, out_features, in_features, halves, 2 * rows, NULL, NULL, job.products);
+        if (code == 0)
+            each_row(add_piece, &job);
     }
     give(halves, is_kept);
     return code;
