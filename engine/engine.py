@@ -31,6 +31,7 @@ from engine.events import (
     TokenDelta,
 )
 from engine.kv.cache import KvCache
+from engine.kv.layout import NUM_SINKS, KvLayout
 from engine.kv.pool import PagePool
 from engine.model.load import LoadedModel, load_model
 from engine.options import Capabilities, Kind, Options, entry, unavailable
@@ -90,9 +91,9 @@ class Engine:
         self.options = options
         self._draft = draft
         self._speculator: Speculator | None = None
-        self._hold(loaded)
+        self._hold(loaded, options)
         self._speculator = self._make_speculator()
-        self._scheduler = Scheduler(self._make_pool(), Policy.of(options), self.context_length)
+        self._scheduler = Scheduler(self._make_pool(), self._policy(options), self.context_length)
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -146,7 +147,7 @@ class Engine:
             family=spec.family,
             num_parameters=spec.num_parameters,
             weight_bytes=loaded.model.weight_bytes,
-            kv_bytes_per_token=spec.kv_bytes_per_token(self._cache.dtype.itemsize),
+            kv_bytes_per_token=self._cache.layout.token_bytes,
             context_length=self.context_length,
             num_layers=spec.num_layers,
             num_heads=spec.num_heads,
@@ -158,7 +159,7 @@ class Engine:
             is_fallback=loaded.is_fallback,
             load_seconds=loaded.load_seconds,
             has_chat_template=loaded.text.has_chat_template,
-            active_paths=dict(loaded.model.active_paths()),
+            active_paths=self._active_paths(),
             machine=self._figures,
         )
 
@@ -368,15 +369,22 @@ class Engine:
         options = self.options.replaced(changes, self.capabilities)
         changed = self.options.changed(options)
         reloads = any(entry(key).kind is Kind.WEIGHTS for key in changed)
-        preempted = self._reload(options, progress, cancelled) if reloads else 0
-        preempted += self._scheduler.change_policy(Policy.of(options))
+        relaid = not reloads and self._layout(options) != self._cache.layout
+        preempted = 0
+        if reloads:
+            preempted = self._reload(options, progress, cancelled)
+        elif relaid:
+            preempted = self._lay_out_again(options)
+        preempted += self._scheduler.change_policy(self._policy(options))
+        self._cache.window = _user_window(options)
         self._loaded.model.set_fused(options.on("fused_ops"))
         self.options = options
-        self._ledger_model = self._make_ledger_model()
-        if reloads or {"speculation", "draft_length", "fused_ops"} & set(changed):
+        self._ledger_model = self._make_ledger_model(options)
+        if reloads or relaid or {"speculation", "draft_length", "fused_ops"} & set(changed):
             self._speculator = self._make_speculator()
         seconds = time.perf_counter() - started
-        return OptionsApplied(dict(options), changed, seconds, preempted, self.info if reloads else None)
+        is_new_cache = reloads or any(entry(key).kind is Kind.CACHE for key in changed)
+        return OptionsApplied(dict(options), changed, seconds, preempted, self.info if is_new_cache else None)
 
     def _reload(self, options: Options, progress: Progress, cancelled: Callable[[], bool]) -> int:
         """Read the weights again in another form, then swap; until the swap the old ones keep working."""
@@ -385,31 +393,67 @@ class Engine:
             self._draft = load_draft(self._draft.path, loaded, options, progress, cancelled)
         preempted = self._scheduler.preempt_all()
         self._loaded.text.close()
-        self._hold(loaded)
+        self._hold(loaded, options)
+        self._move_requests()
+        return preempted
+
+    def _lay_out_again(self, options: Options) -> int:
+        """An empty cache of another layout in the memory of the old one; running requests are computed again."""
+        self._num_pages(self._layout(options))  # raises before anything is given up
+        preempted = self._scheduler.preempt_all()
+        self._make_cache(options)
+        self._move_requests()
+        return preempted
+
+    def _move_requests(self) -> None:
+        """Go on with the new cache; requests that it cannot hold end, and say why."""
         for reply in list(self._replies.values()):
             if reply.request.num_tokens >= self.context_length:
-                message = f"This chat has {reply.request.num_tokens:,} tokens; with {options['weights']} weights {self.context_length:,} fit."
+                message = f"This chat has {reply.request.num_tokens:,} tokens; with these settings {self.context_length:,} fit."
                 self._undelivered.append(self._end(reply, FinishReason.ERROR, message))
         self._scheduler.move_to(self._make_pool(), self.context_length)
-        return preempted
 
     # -- memory -------------------------------------------------------------------------------
 
-    def _hold(self, loaded: LoadedModel) -> None:
+    def _hold(self, loaded: LoadedModel, options: Options) -> None:
         spec, dtype = loaded.spec, loaded.model.kv_dtype
-        page_bytes = KvCache.page_bytes(spec, PAGE_SIZE, dtype)
-        budget = self._kv_bytes or _default_kv_bytes(spec.max_position * spec.kv_bytes_per_token(dtype.itemsize))
-        num_pages = 1 + budget // page_bytes
+        self._loaded = loaded
+        self._kv_budget = self._kv_bytes or _default_kv_bytes(
+            spec.max_position * spec.kv_bytes_per_token(dtype.itemsize)
+        )
+        self._make_cache(options)
+
+    def _make_cache(self, options: Options) -> None:
+        """As many pages as the budget holds in the layout that ``options`` ask for. ValueError when that is none."""
+        model, spec = self._loaded.model, self._loaded.spec
+        layout = self._layout(options)
+        num_pages = self._num_pages(layout)
+        scales = None if layout.kv_dtype == "native" else model.kv_scales()
+        self._cache = KvCache(spec, 0, PAGE_SIZE, model.kv_dtype)  # the old one goes before the new one comes
+        self._cache = KvCache(spec, num_pages, PAGE_SIZE, model.kv_dtype, layout=layout, scales=scales)
+        self._cache.window = _user_window(options)
+        self._page_bytes = layout.token_bytes * PAGE_SIZE
+        self.context_length = min(spec.max_position, (num_pages - 1) * PAGE_SIZE)
+        self._ledger_model = self._make_ledger_model(options)
+
+    def _layout(self, options: Options) -> KvLayout:
+        return KvLayout.of(self._loaded.spec, options, self._loaded.model.kv_dtype.itemsize)
+
+    def _num_pages(self, layout: KvLayout) -> int:
+        page_bytes = layout.token_bytes * PAGE_SIZE
+        num_pages = 1 + self._kv_budget // page_bytes
         if num_pages < 2:
             raise ValueError(
-                f"One page of KV cache needs {page_bytes:,} bytes and {budget:,} are available. "
+                f"One page of KV cache needs {page_bytes:,} bytes and {self._kv_budget:,} are available. "
                 "Close other programs, or choose a smaller model."
             )
-        self._loaded = loaded
-        self._cache = KvCache(spec, num_pages, PAGE_SIZE, dtype)
-        self._page_bytes = page_bytes
-        self.context_length = min(spec.max_position, (num_pages - 1) * PAGE_SIZE)
-        self._ledger_model = self._make_ledger_model()
+        return num_pages
+
+    def _policy(self, options: Options) -> Policy:
+        return Policy.of(options, self._loaded.spec)
+
+    def _active_paths(self) -> dict[str, str]:
+        return {**self._loaded.model.active_paths(), **self._cache.active_paths()}
 
     def _make_pool(self) -> PagePool:
         return PagePool(self._cache.num_pages, PAGE_SIZE)
@@ -417,18 +461,18 @@ class Engine:
     def _make_speculator(self) -> Speculator | None:
         return make_speculator(self.options, self._loaded, self._draft, self._cache.num_pages, PAGE_SIZE)
 
-    def _make_ledger_model(self) -> LedgerModel:
-        model = self._loaded.model
+    def _make_ledger_model(self, options: Options) -> LedgerModel:
+        model, window = self._loaded.model, _user_window(options)
         sizes = model.weight_sizes
         return LedgerModel(
-            spec=self._loaded.spec,
+            spec=self._loaded.spec if window is None else self._loaded.spec.with_window(window, NUM_SINKS),
             block_bytes=sizes.block_bytes,
             head_bytes=sizes.head_bytes,
             embedding_row_bytes=sizes.embedding_row_bytes,
             activation_bytes=model.activation_dtype.itemsize,
-            kv_element_bytes=self._cache.dtype.itemsize,
+            kv_layer_token_bytes=self._cache.layout.layer_token_bytes,
             compute_dtype=_dtype_name(model.activation_dtype),
-            fused=self.options.on("fused_ops"),
+            fused=options.on("fused_ops"),
         )
 
     # -- one step, in parts -------------------------------------------------------------------
@@ -480,7 +524,7 @@ class Engine:
             self._ledger_model,
             [LedgerItem(item.count, item.context, item.wants_logits, item.num_drafts) for item in items],
         )
-        paths = dict(self._loaded.model.active_paths())
+        paths = self._active_paths()
         if self._speculator:
             paths["speculation"] = self._speculator.describe()
         num_prefill = sum(item.count for item in items if item.is_prefill)
@@ -531,7 +575,7 @@ class Engine:
         if not _is_out_of_memory(error):
             return f"The step failed: {error}. Try again; if it happens again, copy the diagnostics and report it."
         free = psutil.virtual_memory().available
-        fits = free // max(1, self._loaded.spec.kv_bytes_per_token(self._cache.dtype.itemsize))
+        fits = free // self._cache.layout.token_bytes
         return (
             f"Not enough memory for a step of {plan.num_rows:,} tokens in {len(plan.items)} chats. {free / 2**30:.1f} GiB are free, "
             f"room for about {min(fits, self.context_length):,} tokens of context. Lower the batch limit or the step budget, or close other programs."
@@ -541,6 +585,10 @@ class Engine:
 def _default_kv_bytes(window_bytes: int) -> int:
     most = int(psutil.virtual_memory().available * KV_SHARE_OF_FREE_MEMORY)
     return min(max(window_bytes, KV_BYTES_WANTED), most)
+
+
+def _user_window(options: Mapping[str, str]) -> int | None:
+    return None if options["window"] == "model" else int(options["window"])
 
 
 def _as_prompt(prompt: Prompt | ChatMessages) -> Prompt:

@@ -124,6 +124,59 @@ OPTIONS: tuple[OptionEntry, ...] = (
         reason=_not_with_fallback,
     ),
     OptionEntry(
+        key="kv_dtype",
+        title="KV precision",
+        pile=Pile.FEWER_BYTES,
+        kind=Kind.CACHE,
+        choices=(
+            Choice("native", "native", "as computed: 4 bytes per element with full weights, 2 with packed ones"),
+            Choice("int8", "int8", "1 byte per element, one scale per head and token"),
+        ),
+        default="native",
+        lossless=False,
+        explanation=(
+            "Every new token reads the keys and values of all tokens it sees; in a long chat that is more than the weights. In 8 "
+            "bits they take a quarter or half of the memory and more chats fit. Channels that are always large are evened out first, "
+            "so that they do not drown the others. The price is rounding, and where no kernel reads the codes they are decoded before attention, which costs time."
+        ),
+        terms="KV bytes per token",
+    ),
+    OptionEntry(
+        key="gqa",
+        title="Shared KV heads",
+        pile=Pile.FEWER_BYTES,
+        kind=Kind.CACHE,
+        choices=_on_off(
+            "a group of query heads shares one key and value", "keys and values are stored for every query head"
+        ),
+        default="on",
+        lossless=True,
+        explanation=(
+            "In grouped-query attention several query heads look at the same keys and values, so these are stored and read once per "
+            "group. Off, they are copied for every query head, as in older models: pages hold fewer tokens and every token reads more. "
+            "The text stays the same; it shows what sharing saves. Models without groups see no change."
+        ),
+        terms="KV bytes per token",
+    ),
+    OptionEntry(
+        key="window",
+        title="Attention window",
+        pile=Pile.FEWER_BYTES,
+        kind=Kind.CACHE,
+        choices=(
+            Choice("model", "model's own", "each layer sees what it was trained to see"),
+            *(Choice(str(w), str(w), f"the last {w} tokens and the first 4") for w in (512, 1024, 2048, 4096)),
+        ),
+        default="model",
+        lossless=False,
+        explanation=(
+            "Layers that see the whole chat are limited to its last tokens and the first four, which many heads use as a resting place "
+            "(attention sinks). Positions stay those of the whole text. What every layer has left behind is freed, so memory and reads "
+            "stop growing; the model no longer sees that part of the chat. Layers with a narrower window of their own keep it."
+        ),
+        terms="KV tokens read and held",
+    ),
+    OptionEntry(
         key="batching",
         title="Batching",
         pile=Pile.MORE_TOKENS,

@@ -23,7 +23,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from engine.events import PageMap, PoolSnapshot
+from engine.kv.layout import NUM_SINKS
 from engine.kv.pool import PagePool
+from engine.model.spec import ModelSpec
 from engine.options import Options
 
 
@@ -43,6 +45,7 @@ class Request:
     peak_computed: int = 0  # most tokens ever computed: below it, computing is repeating
     num_in_run: int = 0  # leading pages that are neighbours in memory
     drafts: list[int] = field(default_factory=list)  # guesses at what follows ``tokens``, for the next step only
+    num_unseen: int = 0  # pages [sinks, num_unseen) left every layer's window and were given back: 0 in the table
 
     @property
     def num_tokens(self) -> int:
@@ -55,6 +58,10 @@ class Request:
     @property
     def num_behind(self) -> int:
         return len(self.tokens) - self.num_computed
+
+    @property
+    def held_pages(self) -> list[int]:
+        return [page for page in self.pages if page] if self.num_unseen else self.pages
 
     @property
     def is_decoding(self) -> bool:
@@ -130,6 +137,7 @@ class Policy:
     keep_kv: bool
     paged: bool
     share_prefixes: bool
+    window: int | None = None  # tokens back that some layer still sees; None: all
     keep_finished: bool = True  # pages of finished texts stay findable until their room is needed
 
     @property
@@ -143,8 +151,12 @@ class Policy:
         return self.token_budget if self.chunked else sys.maxsize
 
     @staticmethod
-    def of(options: Options) -> Policy:
+    def of(options: Options, spec: ModelSpec | None = None) -> Policy:
+        """The policy that ``options`` ask for; ``spec`` knows the windows that the model has of its own."""
         keep_kv = options.on("kv_cache")
+        window = None if options["window"] == "model" else options.number("window")
+        if spec is not None:
+            window = (spec if window is None else spec.with_window(window, NUM_SINKS)).widest_window
         return Policy(
             max_batch=1 if options["batching"] == "off" else options.number("max_batch"),
             token_budget=options.number("token_budget"),
@@ -153,6 +165,7 @@ class Policy:
             keep_kv=keep_kv,
             paged=options.on("paging"),
             share_prefixes=options.on("prefix") and keep_kv,
+            window=window,
             keep_finished=options["eviction"] == "lru",
         )
 
@@ -221,12 +234,15 @@ class Scheduler:
                 self._register_full_pages(request)
             if not self.policy.keep_kv:
                 request.num_computed = 0
+            elif self.policy.window is not None and self.policy.paged:
+                self._free_unseen_pages(request, self.policy.window)
 
     # -- switches -----------------------------------------------------------------------------
 
     def change_policy(self, policy: Policy) -> int:
         """Obey other switches from the next step on. Returns how many running requests must be recomputed."""
-        layout_changed = (policy.keep_kv, policy.paged) != (self.policy.keep_kv, self.policy.paged)
+        old = self.policy
+        layout_changed = (policy.keep_kv, policy.paged, policy.window) != (old.keep_kv, old.paged, old.window)
         preempted = self.preempt_all() if layout_changed else 0
         if layout_changed or not policy.share_prefixes:
             self.pool.clear_index()
@@ -251,7 +267,7 @@ class Scheduler:
     # -- looking in ---------------------------------------------------------------------------
 
     def tables(self) -> list[list[int]]:
-        return [request.pages for request in self.running]
+        return [request.held_pages for request in self.running]
 
     def check_integrity(self) -> None:
         assert all(not request.pages for request in self.waiting), "a waiting request holds pages"
@@ -280,7 +296,7 @@ class Scheduler:
         sharers: dict[int, tuple[int, ...]] = {}
         stranded: set[int] = set()
         for request in self.running:
-            for page in request.pages:
+            for page in request.held_pages:
                 owners[page] = request.request_id
                 if self.pool.refs(page) > 1:
                     owners[page] = -3
@@ -403,12 +419,29 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def _release(self, request: Request) -> None:
-        self.pool.release(request.pages, keep=self.policy.keep_finished)
+        self.pool.release(request.held_pages, keep=self.policy.keep_finished)
+        request.num_unseen = 0
         request.pages = []
         request.num_computed = 0
         request.num_registered = 0
         request.num_in_run = 0
         request.drafts = []
+
+    def _free_unseen_pages(self, request: Request, window: int) -> None:
+        """Give back pages that no later token sees; page 0 takes their place in the table.
+
+        The next token, at position num_computed, sees ``window`` tokens up to itself and the sinks. The page before the next
+        one to be registered stays, since that one's text is chained to it.
+        """
+        size = self.pool.page_size
+        first_seen = request.num_computed - window + 1
+        end = min(first_seen // size, request.num_computed // size - 1)
+        begin = max(request.num_unseen, -(-NUM_SINKS // size))
+        if begin < end:
+            self.pool.release(request.pages[begin:end], keep=self.policy.keep_finished)
+            request.pages[begin:end] = [0] * (end - begin)
+            request.num_unseen = end
+            request.num_in_run = 0
 
     def _register_full_pages(self, request: Request) -> None:
         size = self.pool.page_size

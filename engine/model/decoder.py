@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from engine.kv.codec import ChannelScales
 from engine.model.rope import RopeTable
 from engine.model.spec import LayerSpec, ModelSpec
-from engine.ops.interface import AttentionParams, KvTensors, Ops, Packed, StepBatch, WeightSizes
+from engine.ops.interface import AttentionParams, KvLayer, KvTensors, Ops, Packed, StepBatch, WeightSizes
 
 Rotation = tuple[Tensor, Tensor] | tuple[None, None]  # cos, sin of this step's rows, or a layer without rotation
 
@@ -136,15 +137,20 @@ class Decoder:
     def set_fused(self, fused: bool) -> None:
         self._fused = fused
         self._ops, self._layers_at_once = self._all_ops[fused], self._compiled[fused]
+        self._ran_at_once = self._layers_at_once  # what runs unless the cache asks for the single operations
 
     def _compile(self, spec: ModelSpec, weights: DecoderWeights, fused: bool) -> None:
         self._compiled = {is_fused: ops.compile_layers(spec, weights) for is_fused, ops in self._all_ops.items()}
         self.set_fused(fused)
 
+    def kv_scales(self) -> list[ChannelScales]:
+        """How large each key and value channel is, read off the weights that make it (one layer unpacked at a time)."""
+        return [_channel_scales(self.spec, layer, self._ops) for layer in self._layers]
+
     def active_paths(self) -> dict[str, str]:
         """How the weights are packed, and what the latest step really ran."""
         ran = {operation: path for operation, path in self._ops.active_paths().items() if path}
-        at_once = {} if self._layers_at_once is None else self._layers_at_once.active_paths()
+        at_once = {} if self._ran_at_once is None else self._ran_at_once.active_paths()
         return {"weights": self._weight_path, **ran, **at_once}
 
     @torch.inference_mode()
@@ -155,7 +161,8 @@ class Decoder:
         # The residual stream stays fp32 whatever the activations are: bf16 would round the sum anew at each of its
         # additions, and those roundings, not the weights', would decide between close candidates.
         x = ops.embed(weights.embed, batch.token_ids, spec.embedding_scale, torch.float32)
-        run_layers = self._run_layers if self._layers_at_once is None else self._layers_at_once.run
+        self._ran_at_once = self._layers_at_once if cache.is_plain else None
+        run_layers = self._run_layers if self._ran_at_once is None else self._ran_at_once.run
         x = run_layers(x, batch, rotations, cache)
         if x.shape[0] == 0:
             return torch.empty(0, spec.vocab_size, dtype=torch.float32, device=x.device)
@@ -165,10 +172,10 @@ class Decoder:
         """All layers and the final norm, operation by operation: x [N, hidden] -> [R, hidden] of ``batch.logit_rows``."""
         for index in range(len(self._layers) - 1):
             layer = self._layers[index]
-            attended = self._attend(layer, x, batch, rotations, *cache.layer(index))
+            attended = self._attend(layer, x, batch, rotations, cache.layer(index))
             x = self._finish_layer(layer.weights, x, attended)
         last = self._layers[-1]
-        attended = self._attend(last, x, batch, rotations, *cache.layer(len(self._layers) - 1))
+        attended = self._attend(last, x, batch, rotations, cache.layer(len(self._layers) - 1))
         # From here on a row no longer sees the others: only those whose logits are wanted go on.
         rows = batch.logit_rows
         if rows.shape[0] == 0:
@@ -187,15 +194,16 @@ class Decoder:
         x: Tensor,
         batch: StepBatch,
         rotations: Sequence[Rotation],
-        keys: Tensor,
-        values: Tensor,
+        kv: KvLayer,
     ) -> Tensor:
         """Norm, QKV, rotation, cache write and attention: x [N, hidden] -> [N, H * D]."""
         ops, weights, eps = self._ops, layer.weights, self.spec.norm_eps
         qkv = ops.linear(ops.rms_norm(x, weights.attn_norm, eps).to(self.activation_dtype), weights.qkv)
         cos, sin = (None, None) if layer.rope is None else rotations[layer.rope]
-        q = ops.rope_and_write_kv(qkv, cos, sin, weights.q_norm, weights.k_norm, eps, keys, values, batch.slots)
-        return ops.paged_attention(q, keys, values, batch.spans, layer.attention)
+        keys, values, slots = kv.write_target(batch.slots)
+        q = ops.rope_and_write_kv(qkv, cos, sin, weights.q_norm, weights.k_norm, eps, keys, values, slots)
+        kv.written(batch.slots)
+        return kv.attend(ops, q, batch.spans, layer.attention)
 
     def _finish_layer(self, weights: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
         """Attention output, MLP and both residual additions: x [N, hidden], attended [N, H * D] -> [N, hidden]."""
@@ -212,6 +220,31 @@ class Decoder:
         if post_norm is None:
             return ops.linear(x, packed, residual)
         return residual + ops.rms_norm(ops.linear(x, packed), post_norm, self.spec.norm_eps)
+
+
+def _channel_scales(spec: ModelSpec, layer: _Layer, ops: Ops) -> ChannelScales:
+    """Root mean square of each channel for normalized inputs of independent elements, the bias included.
+
+    Rotation mixes channels in pairs, so both get their common size.
+    """
+    weights = layer.weights
+    rows = ops.unpack(weights.qkv)[spec.q_size :] * weights.attn_norm
+    squares = rows.square().sum(1)
+    if weights.qkv.bias is not None:
+        squares = squares + weights.qkv.bias[spec.q_size :].float().square()
+    keys, values = squares.view(2, spec.num_kv_heads, spec.head_dim)
+    if weights.k_norm is not None:
+        keys = weights.k_norm.float().square().expand_as(keys)
+    if layer.rope is not None:
+        half = spec.ropes[layer.rope].rotary_dim // 2
+        pair = (keys[:, :half] + keys[:, half : 2 * half]) / 2
+        keys = torch.cat((pair, pair, keys[:, 2 * half :]), dim=1)
+    return ChannelScales(_relative(keys.sqrt()), _relative(values.sqrt()))
+
+
+def _relative(sizes: Tensor) -> Tensor:
+    """Sizes over their head's mean; a channel that is never used counts as a thousandth of it."""
+    return (sizes / sizes.mean(-1, keepdim=True).clamp_min(1e-6)).clamp_min(1e-3)
 
 
 def _distinct_paths(weights: DecoderWeights) -> str:

@@ -53,13 +53,13 @@ def paged_attention(
     if extra.get("s_aux") is not None:
         raise ValueError("This model's attention has sinks, which Ridgeline does not run yet. Choose another model.")
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
-    keys, values = cache.layer(int(module.layer_idx))  # type: ignore[arg-type]
-    keys.view(-1, *keys.shape[2:]).index_copy_(0, batch.slots, k.to(keys.dtype))
-    values.view(-1, *values.shape[2:]).index_copy_(0, batch.slots, v.to(values.dtype))
+    kv = cache.layer(int(module.layer_idx))  # type: ignore[arg-type]
+    keys, values, slots = kv.write_target(batch.slots)
+    keys.view(-1, *keys.shape[2:]).index_copy_(0, slots, k.to(keys.dtype))
+    values.view(-1, *values.shape[2:]).index_copy_(0, slots, v.to(values.dtype))
+    kv.written(batch.slots)
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-    attended = ops.paged_attention(
-        q.contiguous(), keys, values, batch.spans, AttentionParams(scale, sliding_window, softcap)
-    )
+    attended = kv.attend(ops, q.contiguous(), batch.spans, AttentionParams(scale, sliding_window, softcap))
     return attended.view(1, *q.shape), None
 
 
@@ -81,6 +81,9 @@ class FallbackModel:
 
     def set_fused(self, fused: bool) -> None:
         self._ops = self._ops_of[fused]
+
+    def kv_scales(self) -> None:
+        """Not known: transformers' modules do not say which weights make the keys."""
 
     def active_paths(self) -> Mapping[str, str]:
         name = type(self._model).__name__

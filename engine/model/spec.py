@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -37,10 +37,12 @@ class LayerSpec:
 
     window: tokens a query may see, itself included; None sees all.
     rope: index into ModelSpec.ropes, or None for a layer without rotation (SmolLM3).
+    sinks: the text's first tokens, seen whatever the window (a user's window has them; no model here has).
     """
 
     window: int | None = None
     rope: int | None = 0
+    sinks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,20 @@ class ModelSpec:
         """Matrix weights, embedding and head (norms and biases are left out; they are under 0.1 %)."""
         tables = self.vocab_size * self.hidden_size * (1 if self.tied_head else 2)
         return self.num_layers * self.layer_linear_weights + tables
+
+    def with_window(self, window: int, sinks: int) -> ModelSpec:
+        """This model with a user's ``window`` on every layer whose own is wider."""
+        narrowed = tuple(
+            layer if layer.window is not None and layer.window <= window else replace(layer, window=window, sinks=sinks)
+            for layer in self.layers
+        )
+        return replace(self, layers=narrowed)
+
+    @property
+    def widest_window(self) -> int | None:
+        """Tokens back that some layer still sees; None when one sees all."""
+        windows = [layer.window for layer in self.layers]
+        return None if None in windows else max(window for window in windows if window is not None)
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         return 2 * self.num_layers * self.kv_size * element_bytes

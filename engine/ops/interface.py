@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import Tensor, dtype
 
+from engine.kv.codec import ChannelScales
+
 if TYPE_CHECKING:
     from engine.model.decoder import DecoderWeights
     from engine.model.spec import ModelSpec
@@ -41,13 +43,15 @@ class Span:
 
     Rows [start, start + count) of the packed batch are its tokens at positions
     [context - count, context); its KV lies in ``pages`` (page i holds positions [i*P, (i+1)*P)),
-    the positions of this step included.
+    the positions of this step included. A page that no layer sees any more may be given as 0.
+    is_decode: the one row continues a reply (and is not the end of a prompt).
     """
 
     start: int
     count: int
     context: int
     pages: Sequence[int]
+    is_decode: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +71,15 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """One layer's attention: softmax scale, window (tokens seen, itself included; None = all), score softcap."""
+    """One layer's attention: softmax scale, window (tokens seen, itself included; None = all), score softcap.
+
+    sinks: the text's first tokens that a row sees although they lie before its window.
+    """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
+    sinks: int = 0
 
 
 class Ops(Protocol):
@@ -149,12 +157,41 @@ class Ops(Protocol):
         ...
 
 
+class KvLayer(Protocol):
+    """One layer's keys and values, whatever type they are kept in (engine/kv/cache.py says how).
+
+    keys, values: the tensors that hold them; of a plain cache one each, [num_pages, page_size, kv_heads, head_dim].
+    """
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+    def write_target(self, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values [pages, P, K, D] and slots [N] to write this step's rows to, in the activations' dtype."""
+        ...
+
+    def written(self, slots: Tensor) -> None:
+        """They were written: keep them at ``slots`` of the cache."""
+        ...
+
+    def attend(self, ops: Ops, q: Tensor, spans: Sequence[Span], params: AttentionParams) -> Tensor:
+        """q [N, H, D] against each span's own pages, causal -> [N, H * D]."""
+        ...
+
+
 class KvTensors(Protocol):
-    """What a model needs of the KV cache: per layer keys and values, each [num_pages, page_size, kv_heads, head_dim]."""
+    """What a model needs of the KV cache: its layers, and how the latest step reached them (for the panel)."""
 
     page_size: int
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]: ...
+    @property
+    def is_plain(self) -> bool:
+        """Keys and values lie in the pages as they were computed, and layers see what their own windows say."""
+        ...
+
+    def layer(self, index: int) -> KvLayer: ...
+
+    def active_paths(self) -> Mapping[str, str]: ...
 
 
 class CompiledLayers(Protocol):
@@ -194,5 +231,9 @@ class Model(Protocol):
     def forward(self, batch: StepBatch, cache: KvTensors) -> Tensor: ...
 
     def set_fused(self, fused: bool) -> None: ...
+
+    def kv_scales(self) -> Sequence[ChannelScales] | None:
+        """How large each layer's key and value channels are, for caches in few bits; None when that is not known."""
+        ...
 
     def active_paths(self) -> Mapping[str, str]: ...

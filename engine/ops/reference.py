@@ -144,23 +144,33 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, span: Span, params: Attenti
     window may never have been written, and 0 x NaN would spread.
     """
     page_size, num_kv_heads, head_dim = keys.shape[1:]
-    first_query = span.context - span.count
-    first_seen = 0 if params.window is None else max(0, first_query - params.window + 1)
-    first_page = first_seen // page_size
-    pages = torch.tensor(span.pages[first_page : -(-span.context // page_size)], device=q.device)
-    seen = slice(first_seen - first_page * page_size, span.context - first_page * page_size)
-    k = keys[pages].flatten(0, 1)[seen].float()  # [S, K, D]
-    v = values[pages].flatten(0, 1)[seen].float()
+    key_position = seen_positions(span, params).to(q.device)
+    pages = torch.tensor(span.pages, device=q.device)
+    slots = pages[key_position // page_size] * page_size + key_position % page_size
+    k = keys.flatten(0, 1)[slots].float()  # [S, K, D]
+    v = values.flatten(0, 1)[slots].float()
     grouped = q.float().view(span.count, num_kv_heads, -1, head_dim)  # query head h reads KV head h // group
     scores = torch.einsum("nkgd,skd->kgns", grouped, k) * params.scale
     scores = soft_cap(scores, params.softcap)
-    query_position = torch.arange(first_query, span.context, device=q.device)[:, None]
-    key_position = torch.arange(first_seen, span.context, device=q.device)[None, :]
+    shares = scores.masked_fill(hidden_keys(span, key_position, params), -torch.inf).softmax(-1)
+    return torch.einsum("kgns,skd->nkgd", shares, v).reshape(span.count, -1)
+
+
+def seen_positions(span: Span, params: AttentionParams) -> Tensor:
+    """Positions that some row of ``span`` sees, ascending, int64 [S]: the sinks before the window, and the window."""
+    if params.window is None:
+        return torch.arange(span.context)
+    first = max(0, span.context - span.count - params.window + 1)
+    return torch.cat((torch.arange(min(params.sinks, first)), torch.arange(first, span.context)))
+
+
+def hidden_keys(span: Span, key_position: Tensor, params: AttentionParams) -> Tensor:
+    """Which keys each row of ``span`` must not see: bool [count, S] for keys at ``key_position`` [S]."""
+    query_position = torch.arange(span.context - span.count, span.context, device=key_position.device)[:, None]
     hidden = key_position > query_position
     if params.window is not None:
-        hidden = hidden | (key_position <= query_position - params.window)
-    shares = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-    return torch.einsum("kgns,skd->nkgd", shares, v).reshape(span.count, -1)
+        hidden |= (key_position <= query_position - params.window) & (key_position >= params.sinks)
+    return hidden
 
 
 def gated_mlp_activation(gate_up: Tensor, activation: str) -> Tensor:

@@ -4,8 +4,8 @@ A pure function of the model's shape, its packed sizes and what the step compute
 
     weights      every block weight is read once per step, whatever the batch; the head once when any logits are wanted;
                  of the embedding one row per token, nothing extra when it is the head's own table (read already)
-    KV read      per layer the keys and values a request's rows see, once per KV head (GQA: the group shares the read);
-                 a window bounds them
+    KV read      per layer the keys and values a request's rows see, once per head that is stored (GQA: the group shares
+                 the read), in the type they are stored in, scales included; a window bounds them
     KV written   one key and one value per row, layer and KV head
     activations  what each operation reads and writes between the blocks' products
     logits       written by the head, read by the sampler, fp32
@@ -30,7 +30,7 @@ class LedgerModel:
 
     block_bytes: packed matrices, biases and norms of all layers, and the final norm.
     head_bytes: the packed head. embedding_row_bytes: one token's row of the table it is looked up in.
-    activation_bytes, kv_element_bytes: bytes per element. compute_dtype: key into MachineFigures.flops_per_second.
+    activation_bytes: per element. kv_layer_token_bytes: one token's keys and values in one layer, as stored. compute_dtype: key into MachineFigures.flops_per_second.
     fused: norms and attention keep their intermediate values on chip.
     """
 
@@ -39,7 +39,7 @@ class LedgerModel:
     head_bytes: int
     embedding_row_bytes: int
     activation_bytes: int
-    kv_element_bytes: int
+    kv_layer_token_bytes: int
     compute_dtype: str
     fused: bool = True
 
@@ -68,7 +68,7 @@ def account(model: LedgerModel, items: Sequence[LedgerItem]) -> StepCost:
     num_logits = sum(item.num_logit_rows for item in items)
     pairs = [_visible_pairs(spec, item) for item in items]
     kv_tokens = sum(_kv_tokens_read(spec, item) for item in items)
-    kv_token_bytes = 2 * spec.kv_size * model.kv_element_bytes  # one layer
+    kv_token_bytes = model.kv_layer_token_bytes
     return StepCost(
         weight_bytes=_weight_bytes(model, num_rows, num_logits),
         kv_read_bytes=kv_tokens * kv_token_bytes,
@@ -121,10 +121,11 @@ def _pairs(item: LedgerItem, window: int | None) -> int:
 
 
 def _windows(spec: ModelSpec) -> Iterable[tuple[int | None, int]]:
-    """(window, number of layers that have it)."""
+    """(tokens seen at most: the window and its sinks, number of layers that see so many)."""
     counts: dict[int | None, int] = {}
     for layer in spec.layers:
-        counts[layer.window] = counts.get(layer.window, 0) + 1
+        seen = None if layer.window is None else layer.window + layer.sinks
+        counts[seen] = counts.get(seen, 0) + 1
     return counts.items()
 
 

@@ -34,8 +34,9 @@ def make_cache(decoder: Decoder, num_pages: int, page_size: int, fill: float = 0
     """A cache whose never-written slots hold ``fill``, but for page 0, which is zeros."""
     cache = KvCache(decoder.spec, num_pages, page_size, decoder.kv_dtype)
     for index in range(decoder.spec.num_layers):
-        for tensor in cache.layer(index):
-            tensor[1:] = fill
+        for parts in (cache.layer(index).keys, cache.layer(index).values):
+            for part in parts:
+                part[1:] = fill
     return cache
 
 

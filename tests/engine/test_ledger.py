@@ -29,7 +29,16 @@ def make(
         norm_eps=1e-5,
         tied_head=tied,
     )
-    return LedgerModel(spec, 1000, 400, 4, activation_bytes=2, kv_element_bytes=2, compute_dtype="bf16", fused=fused)
+    return LedgerModel(
+        spec,
+        1000,
+        400,
+        4,
+        activation_bytes=2,
+        kv_layer_token_bytes=2 * spec.kv_size * 2,
+        compute_dtype="bf16",
+        fused=fused,
+    )
 
 
 ITEMS = st.lists(

@@ -16,6 +16,7 @@ from engine.ops.cpu.native.layers import NativeLayers
 from engine.ops.cpu.native.linear import NativePacked
 from engine.ops.cpu.pointwise import Norms, Rotations, gated_mlp_activation
 from engine.ops.cpu.products import Products
+from engine.ops.cpu.sinks import SinkAttention
 from engine.ops.interface import AttentionParams, Packed, Span
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class CpuOps:
         self._products = Products()
         self._attention = PagedAttention()
         self._native_attention = kernels.PagedAttention()
+        self._sink_attention = SinkAttention()
         self._norm = Norms()
         self._head_path = ""
         self._rotate = Rotations()
@@ -126,11 +128,14 @@ class CpuOps:
     ) -> Tensor:
         if self._is_native(q):
             self._attention.last_path = kernels.attention_path()
-            return self._native_attention(q.contiguous(), keys, values, spans, params)
+            return self._native_attention(q.contiguous(), keys, values, spans, params, sink_tokens=params.sinks)
         # torch's fused attention knows no score cap (Gemma 2): those layers run as plain steps.
         if not self.fused or params.softcap is not None:
             self._attention.last_path = "torch reference attention (scores are capped)"
             return reference.paged_attention(q, keys, values, spans, params)
+        if params.sinks:
+            self._attention.last_path = self._sink_attention.path
+            return self._sink_attention(q, keys, values, spans, params)
         return self._attention(q, keys, values, spans, params)
 
     def gated_mlp_activation(self, gate_up: Tensor, activation: str) -> Tensor:

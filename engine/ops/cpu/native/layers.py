@@ -192,7 +192,7 @@ class NativeLayers:
         if self._cache is not None and self._cache() is kv:
             return
         for index, layer in enumerate(self._layers):
-            keys, values = kv.layer(index)
+            (keys,), (values,) = kv.layer(index).keys, kv.layer(index).values
             assert keys.is_contiguous() and values.is_contiguous()
             layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
             self._kv_type = KV_TYPES[keys.dtype]

@@ -1,0 +1,53 @@
+"""How many bytes a token's keys and values take, by the switches that decide it. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.model.spec import ModelSpec
+
+SCALE_BYTES = 2  # fp16; a scale per head and token, in 4 bits a minimum beside it
+NUM_SINKS = 4  # first tokens that a user's window never drops (StreamingLLM, Xiao 2023)
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """One token's keys and values in one model.
+
+    kv_dtype: the switch: "native" (element_bytes each), "int8" or "int4".
+    num_heads: heads stored per layer: the KV heads, or all query heads when sharing (GQA) is off.
+    """
+
+    kv_dtype: str
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    element_bytes: int
+
+    @staticmethod
+    def of(spec: ModelSpec, options: Mapping[str, str], element_bytes: int) -> KvLayout:
+        """The layout for the ``kv_dtype`` and ``gqa`` switches; those not given are at "native" and "on"."""
+        heads = spec.num_heads if options.get("gqa") == "off" else spec.num_kv_heads
+        return KvLayout(options.get("kv_dtype", "native"), spec.num_layers, heads, spec.head_dim, element_bytes)
+
+    @property
+    def head_bytes(self) -> int:
+        """One head's key (or value) of one token, its scale included."""
+        match self.kv_dtype:
+            case "int8":
+                return self.head_dim + SCALE_BYTES
+            case "int4":
+                return self.head_dim // 2 + 2 * SCALE_BYTES
+            case _:
+                return self.head_dim * self.element_bytes
+
+    @property
+    def layer_token_bytes(self) -> int:
+        """K and V of one token in one layer."""
+        return 2 * self.num_heads * self.head_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """K and V of one token, all layers."""
+        return self.num_layers * self.layer_token_bytes
