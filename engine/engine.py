@@ -118,7 +118,7 @@ class Engine:
         """
         options = Options(settings or {})
         path = find(source)
-        loaded = load_model(path, options["weights"], options.on("fused_ops"), progress, cancelled)
+        loaded = _load(path, options, progress, cancelled)
         helper = None if draft is None else load_draft(find(draft), loaded, options, progress, cancelled)
         progress("Measuring this machine", 1.0)
         figures = machine.measured_once(machine_file or machine.default_cache())
@@ -388,7 +388,7 @@ class Engine:
 
     def _reload(self, options: Options, progress: Progress, cancelled: Callable[[], bool]) -> int:
         """Read the weights again in another form, then swap; until the swap the old ones keep working."""
-        loaded = load_model(self._path, options["weights"], options.on("fused_ops"), progress, cancelled)
+        loaded = _load(self._path, options, progress, cancelled)
         if self._draft:
             self._draft = load_draft(self._draft.path, loaded, options, progress, cancelled)
         preempted = self._scheduler.preempt_all()
@@ -580,6 +580,11 @@ class Engine:
             f"Not enough memory for a step of {plan.num_rows:,} tokens in {len(plan.items)} chats. {free / 2**30:.1f} GiB are free, "
             f"room for about {min(fits, self.context_length):,} tokens of context. Lower the batch limit or the step budget, or close other programs."
         )
+
+
+def _load(path: Path, options: Options, progress: Progress, cancelled: Callable[[], bool]) -> LoadedModel:
+    sensitive = options["sensitive_layers"]
+    return load_model(path, options["weights"], options.on("fused_ops"), progress, cancelled, sensitive=sensitive)
 
 
 def _default_kv_bytes(window_bytes: int) -> int:

@@ -177,6 +177,26 @@ OPTIONS: tuple[OptionEntry, ...] = (
         terms="KV tokens read and held",
     ),
     OptionEntry(
+        key="sensitive_layers",
+        title="Sensitive layers",
+        pile=Pile.FEWER_BYTES,
+        kind=Kind.WEIGHTS,
+        choices=(
+            Choice("on", "kept", "under int4, head and embedding at int8"),
+            Choice("more", "kept, and more", "under int4, the first and the last layer at int8 too"),
+            Choice("off", "off", "everything at the precision of the weights"),
+        ),
+        default="on",
+        lossless=False,
+        explanation=(
+            "Rounding does not hurt everywhere alike. Every token's choice hangs on the head, and the first and last layers stand "
+            "closest to the words, so int4 weights leave them at 8 bits: a few more bytes per token for text that moves less. "
+            "It acts on int4 only; the other precisions treat all layers alike."
+        ),
+        terms="weight bytes per step",
+        reason=_not_with_fallback,
+    ),
+    OptionEntry(
         key="batching",
         title="Batching",
         pile=Pile.MORE_TOKENS,

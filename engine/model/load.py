@@ -80,24 +80,33 @@ def read_weights(
     scheme: str,
     progress: Progress,
     cancelled: Cancelled = never_cancelled,
+    sensitive: str = "on",
 ) -> DecoderWeights:
-    """All weights of ``source``, packed by ``ops`` with ``scheme``.
+    """All weights of ``source``, packed by ``ops`` with ``scheme``; ``sensitive`` as in ``sensitive_scheme``.
 
     At most one unpacked tensor is alive at a time, the largest (the head) while nothing else is held yet.
     Raises LoadCancelled between two tensors.
     """
     spec = source.spec
     reader = _Reader(source, ops, progress, cancelled)
-    head = reader.matrix("embed" if spec.tied_head else "head", _table_scheme(scheme), sensitive=True)
-    embed = head if spec.tied_head else reader.matrix("embed", _table_scheme(scheme))
-    layers = tuple(_read_layer(reader, spec, f"layers.{index}", scheme) for index in range(spec.num_layers))
+    of_tables = sensitive_scheme(scheme, sensitive)
+    head = reader.matrix("embed" if spec.tied_head else "head", of_tables, sensitive=True)
+    embed = head if spec.tied_head else reader.matrix("embed", of_tables)
+    of_layers = [sensitive_scheme(scheme, sensitive, index, spec.num_layers) for index in range(spec.num_layers)]
+    layers = tuple(_read_layer(reader, spec, f"layers.{index}", its) for index, its in enumerate(of_layers))
     return DecoderWeights(embed, layers, reader.vector("final_norm"), head)
 
 
-def _table_scheme(scheme: str) -> str:
-    """Head and embedding stay at int8 or better: every token's choice hangs on the head's rounding (files quantized to
-    4 bits keep it at 8 bits too), and of an embedding a step reads few rows, so 4 bits would save no time there."""
-    return "int8" if scheme == "int4" else scheme
+def sensitive_scheme(scheme: str, sensitive: str, layer: int | None = None, num_layers: int = 0) -> str:
+    """What a matrix is packed with where the model is packed with ``scheme``: 4 bits become 8 where rounding hurts most.
+
+    layer: of ``num_layers``; None for head and embedding. sensitive: the ``sensitive_layers`` option. "on": head and
+    embedding are kept, since every token's choice hangs on the head's rounding (files quantized to 4 bits keep it at 8 bits too) and a
+    step reads few rows of an embedding; "more": the first and the last layer too; "off": nothing is.
+    """
+    keepers = ("on", "more") if layer is None else ("more",)
+    is_kept = sensitive in keepers and (layer is None or layer in (0, num_layers - 1))
+    return "int8" if scheme == "int4" and is_kept else scheme
 
 
 def _read_layer(reader: _Reader, spec: ModelSpec, prefix: str, scheme: str) -> LayerWeights:
@@ -129,9 +138,10 @@ def build_decoder(
     progress: Progress = lambda text, share: None,
     cancelled: Cancelled = never_cancelled,
     max_context: int | None = None,
+    sensitive: str = "on",
 ) -> Decoder:
-    """A Decoder over ``source``; ``max_context`` as for Decoder. Raises LoadCancelled."""
-    weights = read_weights(source, ops[fused], scheme, progress, cancelled)
+    """A Decoder over ``source``; ``max_context`` as for Decoder, ``sensitive`` as for ``read_weights``. Raises LoadCancelled."""
+    weights = read_weights(source, ops[fused], scheme, progress, cancelled, sensitive)
     return Decoder(source.spec, weights, ops, scheme, fused, max_context)
 
 
@@ -147,10 +157,12 @@ def load_model(
     progress: Progress,
     cancelled: Cancelled = never_cancelled,
     max_context: int | None = None,
+    sensitive: str = "on",
 ) -> LoadedModel:
     """Load a GGUF file or a safetensors folder.
 
-    weights: the ``weights`` option: "none", "int8" or "int4". max_context: see Decoder.
+    weights: the ``weights`` option: "none", "int8" or "int4". sensitive: the ``sensitive_layers`` option.
+    max_context: see Decoder.
     Raises ValueError in plain words for a file that cannot be used, LoadCancelled when ``cancelled()`` became true.
     """
     from engine.text import TextCodec
@@ -165,7 +177,7 @@ def load_model(
             raise
         return _load_fallback(path if path.is_dir() else path.parent, fused, progress, started)
     text = TextCodec.open(source.tokenizer_files, source.eos_token_ids, source.spec.vocab_size)
-    model = build_decoder(source, _backends(), weights, fused, progress, cancelled, max_context)
+    model = build_decoder(source, _backends(), weights, fused, progress, cancelled, max_context, sensitive)
     seconds = time.perf_counter() - started
     # The window the loaded rotary tables serve, so that nobody above asks for more.
     spec = replace(model.spec, max_position=model.max_context)
