@@ -205,12 +205,12 @@ def stats_words(stats: MessageStats) -> tuple[str, ...]:
     if stats.first_token_seconds is not None:
         words.append(f"first token {figure_text(stats.first_token_seconds)} s")
     words.append("1 token" if stats.new_tokens == 1 else f"{stats.new_tokens:,} tokens")
-    if stats.cached_tokens:
-        words.append(f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens from the prefix cache")
     if stats.num_drafted:
         words.append(f"drafts accepted {stats.num_accepted / stats.num_drafted:.0%}".replace("%", " %"))
     if stats.dropped_messages:
         words.append(left_out_words(stats.dropped_messages))
+    if stats.cached_tokens:  # last: the line is cut at its end where there is no room
+        words.append(f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens reused")
     return tuple(words)
 
 

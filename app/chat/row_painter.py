@@ -266,7 +266,10 @@ def _draw_note(painter: QPainter, text: str, frame: QRectF, theme: Theme) -> Non
 def _draw_footer(painter: QPainter, row: Row, frame: QRectF, theme: Theme) -> None:
     painter.setFont(look.font(12))
     painter.setPen(QColor(theme.muted))
-    painter.drawText(frame, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, row.text)
+    metrics = QFontMetricsF(painter.font())
+    room = frame.width() - (metrics.horizontalAdvance(row.branch) + 24 if row.branch else 0)
+    words = metrics.elidedText(row.text, Qt.TextElideMode.ElideRight, room)
+    painter.drawText(frame, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, words)
     if row.branch:
         box = frame.adjusted(0, 0, -8, 0)
         painter.drawText(box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, row.branch)

@@ -228,8 +228,12 @@ def test_unknown_figures_are_left_out() -> None:
     assert stats_words(MessageStats(1, first_token_seconds=0.2)) == ("first token 0.20 s", "1 token")
     assert stats_words(MessageStats(2, num_drafted=18, num_accepted=11)) == ("2 tokens", "drafts accepted 61 %")
     assert stats_words(MessageStats(1420, 30, 16, 118.2, 0.21)) == (
-        "118 tokens/s", "first token 0.21 s", "1,420 tokens", "16 of 30 prompt tokens from the prefix cache",
+        "118 tokens/s", "first token 0.21 s", "1,420 tokens", "16 of 30 prompt tokens reused",
     )  # fmt: skip
+    assert stats_words(MessageStats(5, 30, 16, dropped_messages=4)) == (
+        "5 tokens", "4 oldest messages left out", "16 of 30 prompt tokens reused",
+    )  # fmt: skip
+    assert stats_words(MessageStats(5, dropped_messages=1))[-1] == "oldest message left out"
 
 
 @pytest.mark.parametrize(

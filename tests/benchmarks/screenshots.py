@@ -75,6 +75,7 @@ SHOTS = (
     Shot("selected-light", "selected", "light", 1280, 800),
     Shot("composer-dark-at-125", "composer", "dark", 1280, 800, 1.25),
     Shot("help-light", "help", "light", 1280, 800),
+    *(Shot(f"outgrown-{theme}", "outgrown", theme, 1280, 800) for theme in ("dark", "light")),
     *(Shot(f"detached-{theme}", "detached", theme, 1280, 800) for theme in ("dark", "light")),
     Shot("without-dock-light", "without_dock", "light", 1280, 800),
     *(Shot(f"preferences-{theme}", "preferences", theme, 1280, 800) for theme in ("dark", "light")),
@@ -206,6 +207,21 @@ def _help(parts):
     return parts.window.findChild(QDialog)
 
 
+def _outgrown(parts):
+    parts.load()
+    script = parts.service.script
+    script.window = 520
+    parts.load()
+    for _ in range(4):
+        parts.window.panel.send(QUESTION)
+        parts.run()
+    parts.window.panel.regenerate_last()
+    parts.run()
+    script.reply_tokens = 2000
+    parts.window.panel.send("Go on.")
+    parts.run()
+
+
 def _detached(parts):
     _chat(parts)
     parts.window.dock_place.toggle_detached()
@@ -255,6 +271,7 @@ SCENES: dict[str, Callable] = {
     "selected": _selected,
     "composer": _composer,
     "help": _help,
+    "outgrown": _outgrown,
     "detached": _detached,
     "without_dock": _without_dock,
     "preferences": _preferences,

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.commands import Message
+from engine.commands import Message, Submit
 from engine.context import MOST_REPLY_TOKENS, fit, reply_room
 from engine.engine import PAGE_SIZE, Engine
 from engine.events import Event, Finished, FinishReason
 from engine.params import SamplingParams
+from engine.service import EngineService
 from engine.weights.source import open_source
 
 FRAME = 3  # tokens around each message
@@ -154,6 +156,15 @@ def test_the_engine_leaves_out_the_oldest_turns_and_reuses_the_kept_beginning(sm
     with pytest.raises(ValueError, match="Shorten the prompt, or start a new chat"):
         small.submit(tuple(past), params)
     small.check_integrity()
+
+
+@pytest.mark.parametrize("overflow", ["stop", "drop_oldest"])
+def test_the_service_hands_the_policy_on(overflow: str) -> None:
+    service, got = EngineService(), []
+    service._engine = SimpleNamespace(submit=lambda *arguments: got.append(arguments))  # type: ignore[assignment]
+    params = SamplingParams(max_tokens=3)
+    service._handle(Submit(7, (SYSTEM,), params, overflow))  # type: ignore[arg-type]
+    assert got == [((SYSTEM,), params, 7, overflow)]
 
 
 @pytest.mark.parametrize("overflow", ["stop", "drop_oldest"])
