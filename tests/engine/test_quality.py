@@ -130,3 +130,14 @@ def test_readings_of_different_length_are_refused() -> None:
     row = torch.zeros(2)
     with pytest.raises(ValueError, match="argument 2"):
         quality([row, row], [row], [0, 1])
+
+
+def test_a_rounded_cache_shows_and_costs_less_than_rounded_weights(engine: Engine, tokens: list[int]) -> None:
+    rows = reference_rows(engine, tokens)
+    engine.apply({"kv_dtype": "int8"})
+    rounded = quality(rows, read(engine, tokens), tokens)
+    engine.apply({**full_precision(), "weights": "int4"})
+    weights = quality(rows, read(engine, tokens), tokens)
+    engine.apply(full_precision())
+    assert 1e-8 < rounded.mean_kl < weights.mean_kl
+    engine.check_integrity()
