@@ -34,6 +34,7 @@ from engine.kv.cache import KvCache
 from engine.kv.layout import NUM_SINKS, KvLayout
 from engine.kv.pool import PagePool
 from engine.model.load import LoadedModel, load_model
+from engine.ops.cpu import native
 from engine.options import Capabilities, Kind, Options, entry, unavailable
 from engine.params import SamplingParams
 from engine.reply import Accepted, Reply
@@ -169,7 +170,10 @@ class Engine:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            device="cpu", is_fallback=self._loaded.is_fallback, no_draft="" if self._draft else NO_DRAFT
+            device="cpu",
+            is_fallback=self._loaded.is_fallback,
+            has_native_kernels=native.is_available(),
+            no_draft="" if self._draft else NO_DRAFT,
         )
 
     def draft_candidates(self, paths: Iterable[Path]) -> list[Candidate]:
@@ -583,8 +587,15 @@ class Engine:
 
 
 def _load(path: Path, options: Options, progress: Progress, cancelled: Callable[[], bool]) -> LoadedModel:
-    sensitive = options["sensitive_layers"]
-    return load_model(path, options["weights"], options.on("fused_ops"), progress, cancelled, sensitive=sensitive)
+    return load_model(
+        path,
+        options["weights"],
+        options.on("fused_ops"),
+        progress,
+        cancelled,
+        sensitive=options["sensitive_layers"],
+        activations=options["activations"],
+    )
 
 
 def _default_kv_bytes(window_bytes: int) -> int:

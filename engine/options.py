@@ -37,6 +37,7 @@ class Capabilities:
     device: str = "cpu"
     has_native_bf16: bool = False
     is_fallback: bool = False  # the model runs through transformers
+    has_native_kernels: bool = True  # the C kernels are built and this CPU runs them
     no_draft: str = ""  # why no draft model can guess for this one; empty when one can
 
 
@@ -64,6 +65,12 @@ def _can_guess(choice: str, capabilities: Capabilities) -> str | None:
     if choice == "layer_skip" and capabilities.is_fallback:
         return "This model runs through transformers, whose layers cannot be left out."
     return capabilities.no_draft or None if choice == "draft" else None
+
+
+def _int8_activations_need_kernels(choice: str, capabilities: Capabilities) -> str | None:
+    if choice == "int8" and not capabilities.has_native_kernels:
+        return "The C kernels are not built here; torch's packed products keep activations in bf16."
+    return _not_with_fallback(choice, capabilities)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +129,26 @@ OPTIONS: tuple[OptionEntry, ...] = (
         ),
         terms="weight bytes per step",
         reason=_not_with_fallback,
+    ),
+    OptionEntry(
+        key="activations",
+        title="Activations",
+        pile=Pile.FEWER_BYTES,
+        kind=Kind.WEIGHTS,
+        choices=(
+            Choice("none", "full", "what a product is fed keeps 16 bits (bf16 without the C kernels)"),
+            Choice("int8", "int8", "rounded to 8 bits, a scale per 32 values, made anew for each token"),
+        ),
+        default="none",
+        lossless=False,
+        explanation=(
+            "With packed weights the products themselves run on integers, so what goes into them is rounded too. In 16 bits next to "
+            "nothing is lost, but every product is done twice, once for each half; in 8 bits once. Decoding one token waits for the "
+            "weights, so it gains a little; prefill and large batches wait for arithmetic and gain up to twice the speed. The head and "
+            "the attention inputs keep 16 bits either way: rounding them costs the most."
+        ),
+        terms="compute per token",
+        reason=_int8_activations_need_kernels,
     ),
     OptionEntry(
         key="kv_dtype",

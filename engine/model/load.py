@@ -47,12 +47,15 @@ def never_cancelled() -> bool:
 class _Reader:
     """Reads canonical tensors one by one, counting what is done; raises LoadCancelled between two tensors."""
 
-    def __init__(self, source: WeightSource, ops: Ops, progress: Progress, cancelled: Cancelled) -> None:
+    def __init__(
+        self, source: WeightSource, ops: Ops, progress: Progress, cancelled: Cancelled, keeps_activations: bool
+    ) -> None:
         self._source = source
         self._names = source.names()
         self._ops = ops
         self._progress = progress
         self._cancelled = cancelled
+        self._keeps_activations = keeps_activations
         self._num_read = 0
 
     def tensor(self, name: str) -> Tensor:
@@ -71,7 +74,7 @@ class _Reader:
         return self.vector(name) if wanted else None
 
     def matrix(self, name: str, scheme: str, bias: Tensor | None = None, sensitive: bool = False) -> Packed:
-        return self._ops.pack(self.tensor(name), bias, scheme, sensitive)
+        return self._ops.pack(self.tensor(name), bias, scheme, sensitive or self._keeps_activations)
 
 
 def read_weights(
@@ -81,14 +84,16 @@ def read_weights(
     progress: Progress,
     cancelled: Cancelled = never_cancelled,
     sensitive: str = "on",
+    activations: str = "none",
 ) -> DecoderWeights:
-    """All weights of ``source``, packed by ``ops`` with ``scheme``; ``sensitive`` as in ``sensitive_scheme``.
+    """All weights of ``source``, packed by ``ops`` with ``scheme``; ``sensitive`` as in ``sensitive_scheme``,
+    ``activations`` the option.
 
     At most one unpacked tensor is alive at a time, the largest (the head) while nothing else is held yet.
     Raises LoadCancelled between two tensors.
     """
     spec = source.spec
-    reader = _Reader(source, ops, progress, cancelled)
+    reader = _Reader(source, ops, progress, cancelled, activations == "none")
     of_tables = sensitive_scheme(scheme, sensitive)
     head = reader.matrix("embed" if spec.tied_head else "head", of_tables, sensitive=True)
     embed = head if spec.tied_head else reader.matrix("embed", of_tables)
@@ -139,9 +144,10 @@ def build_decoder(
     cancelled: Cancelled = never_cancelled,
     max_context: int | None = None,
     sensitive: str = "on",
+    activations: str = "none",
 ) -> Decoder:
-    """A Decoder over ``source``; ``max_context`` as for Decoder, ``sensitive`` as for ``read_weights``. Raises LoadCancelled."""
-    weights = read_weights(source, ops[fused], scheme, progress, cancelled, sensitive)
+    """A Decoder over ``source``; ``max_context`` as for Decoder, the last two as for ``read_weights``. Raises LoadCancelled."""
+    weights = read_weights(source, ops[fused], scheme, progress, cancelled, sensitive, activations)
     return Decoder(source.spec, weights, ops, scheme, fused, max_context)
 
 
@@ -158,11 +164,12 @@ def load_model(
     cancelled: Cancelled = never_cancelled,
     max_context: int | None = None,
     sensitive: str = "on",
+    activations: str = "none",
 ) -> LoadedModel:
     """Load a GGUF file or a safetensors folder.
 
-    weights: the ``weights`` option: "none", "int8" or "int4". sensitive: the ``sensitive_layers`` option.
-    max_context: see Decoder.
+    weights: the ``weights`` option: "none", "int8" or "int4". max_context: see Decoder.
+    sensitive, activations: the options ``sensitive_layers`` and ``activations``.
     Raises ValueError in plain words for a file that cannot be used, LoadCancelled when ``cancelled()`` became true.
     """
     from engine.text import TextCodec
@@ -177,7 +184,7 @@ def load_model(
             raise
         return _load_fallback(path if path.is_dir() else path.parent, fused, progress, started)
     text = TextCodec.open(source.tokenizer_files, source.eos_token_ids, source.spec.vocab_size)
-    model = build_decoder(source, _backends(), weights, fused, progress, cancelled, max_context, sensitive)
+    model = build_decoder(source, _backends(), weights, fused, progress, cancelled, max_context, sensitive, activations)
     seconds = time.perf_counter() - started
     # The window the loaded rotary tables serve, so that nobody above asks for more.
     spec = replace(model.spec, max_position=model.max_context)

@@ -1,0 +1,54 @@
+"""The ``activations`` switch: what 16 bits keep and 8 bits lose, on the real starter model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.kv.cache import KvCache
+from engine.model.load import LoadedModel, load_model
+from engine.ops.cpu import native
+from engine.ops.interface import Span, StepBatch
+from engine.options import Capabilities, Options
+
+TEXT = (
+    "The tide comes in twice a day because the moon pulls at the sea, and the earth turns under both bulges of water. "
+    * 2
+)
+
+
+def load(path: Path, weights: str, activations: str = "none") -> LoadedModel:
+    return load_model(path, weights, True, lambda stage, share: None, activations=activations)
+
+
+def log_probabilities(loaded: LoadedModel) -> Tensor:
+    """[tokens, vocab], every row of one prefill."""
+    ids = torch.tensor(loaded.text.encode(TEXT))
+    cache = KvCache(loaded.spec, 8, 32, loaded.model.kv_dtype)
+    n = len(ids)
+    batch = StepBatch(ids, torch.arange(n), torch.arange(n) + 32, (Span(0, n, n, range(1, 8)),), torch.arange(n))
+    loaded.text.close()
+    return loaded.model.forward(batch, cache).log_softmax(-1)
+
+
+@pytest.mark.skipif(not native.is_available(), reason="the C kernels are not built")
+def test_16_bits_lose_next_to_nothing_of_the_files_own_weights_and_8_bits_a_little(starter_path: Path) -> None:
+    truth = log_probabilities(load(starter_path, "none"))
+
+    def divergence(activations: str) -> float:
+        got = log_probabilities(load(starter_path, "int4", activations))
+        return float((truth.exp() * (truth - got)).sum(-1).mean())
+
+    kept, rounded = divergence("none"), divergence("int8")
+    assert kept < 0.001
+    assert kept * 3 < rounded < 0.02
+
+
+def test_without_the_c_kernels_8_bits_are_refused_with_the_reason() -> None:
+    here = Capabilities(has_native_kernels=False)
+    with pytest.raises(ValueError, match="C kernels are not built"):
+        Options({"activations": "int8"}, here)
+    assert Options({"activations": "none"}, here)["activations"] == "none"
