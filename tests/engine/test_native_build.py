@@ -21,7 +21,7 @@ MINGW = shutil.which("x86_64-w64-mingw32-gcc")
 _EXERCISE = """
 import ctypes, random, sys
 library = ctypes.CDLL(sys.argv[1])
-for name in ("rl_linear", "rl_pack", "rl_rows", "rl_packed_bytes", "rl_set_isa", "rl_set_threads", "rl_isa"):
+for name in ("rl_linear", "rl_pack", "rl_rows", "rl_packed_bytes", "rl_set_isa", "rl_set_threads", "rl_isa", "rl_dequantize"):
     getattr(library, name).restype = ctypes.c_int64
 i64, random = ctypes.c_int64, random.Random(0)
 floats = lambda count: (ctypes.c_float * count)(*(random.uniform(-1, 1) for _ in range(count)))
@@ -41,6 +41,10 @@ for isa in (1, 2, 3):
                 ids = (i64 * 2)(out - 1, 0)
                 assert library.rl_rows(i64(kind), packed, i64(size), ids, i64(2), floats(2 * size)) == 0
                 ran += 1
+for kind, size, weights in ((2, 18, 32), (3, 20, 32), (8, 34, 32), (12, 144, 256), (13, 176, 256), (14, 210, 256)):
+    blocks = (ctypes.c_uint8 * (3 * size))(*(random.randrange(256) for _ in range(3 * size)))
+    assert library.rl_dequantize(i64(kind), blocks, i64(3), floats(3 * weights)) == 0
+    ran += 1
 library.rl_set_threads(i64(1))
 print(ran)
 """
@@ -104,9 +108,10 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _EXERCISE, str(library)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert int(done.stdout) >= 16
+    assert int(done.stdout) >= 22
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(MINGW is None, reason="there is no mingw compiler here")
 def test_the_same_sources_make_a_windows_library(tmp_path: Path) -> None:
     assert MINGW is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -225,3 +227,34 @@ def test_sensitive_products_keep_what_8_bits_would_round_away(scheme: str, num_r
     assert (got - wanted).norm() / wanted.norm() < min(1e-4, rounded / 20)
     alone = torch.cat([native_linear.linear(x[i : i + 1], precise, residual[i : i + 1]) for i in range(num_rows)])
     assert torch.equal(got, alone)
+
+
+def test_callers_at_the_same_time_do_not_mix_and_the_pool_survives_changes_of_size() -> None:
+    packed = native_linear.pack(_random(0, 200, 64), None, "int4")
+    inputs = [_random(seed, 5, 64) for seed in range(4)]
+    wanted = [native_linear.linear(x, packed) for x in inputs]
+    wrong = []
+
+    def call(index: int) -> None:
+        for _ in range(200):
+            if not torch.equal(native_linear.linear(inputs[index], packed), wanted[index]):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=call, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    sizes = [native.set_threads(size) for size in (3, 1, 4, 2)]
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert sizes == [3, 1, 4, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "times"), reason="counts the processor time of this process")
+def test_idle_threads_do_not_spin() -> None:
+    native.set_threads(3)
+    native_linear.linear(_random(0, 40, 64), native_linear.pack(_random(1, 200, 64), None, "int8"))
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.1
