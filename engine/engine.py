@@ -156,7 +156,7 @@ class Engine:
             vocab_size=spec.vocab_size,
             stored_format=loaded.stored_format,
             device="cpu",
-            dtype=_dtype_name(loaded.model.activation_dtype),
+            dtype=loaded.model.product_dtype,
             is_fallback=loaded.is_fallback,
             load_seconds=loaded.load_seconds,
             has_chat_template=loaded.text.has_chat_template,
@@ -475,7 +475,7 @@ class Engine:
             embedding_row_bytes=sizes.embedding_row_bytes,
             activation_bytes=model.activation_dtype.itemsize,
             kv_layer_token_bytes=self._cache.layout.layer_token_bytes,
-            compute_dtype=_dtype_name(model.activation_dtype),
+            compute_dtype=model.product_dtype,
             fused=options.on("fused_ops"),
         )
 
@@ -623,10 +623,6 @@ def _phase(num_prefill: int, num_decode: int) -> Phase:
     if num_prefill and num_decode:
         return Phase.MIXED
     return Phase.PREFILL if num_prefill else Phase.DECODE
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -220,7 +220,7 @@ class ModelInfo:
     vocab_size: int
     stored_format: str  # e.g. "GGUF Q4_1", "safetensors bfloat16"
     device: str
-    dtype: str  # activation dtype name, e.g. "bf16"
+    dtype: str  # what products multiply, e.g. "int8": a key of MachineFigures.flops_per_second
     is_fallback: bool  # runs through transformers
     load_seconds: float
     has_chat_template: bool

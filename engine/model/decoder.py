@@ -110,6 +110,7 @@ class Decoder:
         self.spec = spec
         self.max_context = max_context or native_context(spec)
         self.activation_dtype = ops[fused].activation_dtype(scheme)
+        self.product_dtype = ops[fused].product_dtype(scheme)
         self.kv_dtype = ops[fused].kv_dtype(scheme)
         self._weights = weights
         self._all_ops = ops

@@ -67,6 +67,7 @@ class FallbackModel:
     """The ``Model`` protocol over a transformers model. ``set_fused`` changes the attention only."""
 
     activation_dtype = torch.float32
+    product_dtype = "fp32"
     kv_dtype = torch.float32
 
     def __init__(self, model: Any, ops: Mapping[bool, Ops], fused: bool) -> None:

@@ -95,6 +95,10 @@ class Ops(Protocol):
         """The dtype hidden states have when weights are packed with ``scheme``."""
         ...
 
+    def product_dtype(self, scheme: str) -> str:
+        """What products with such weights multiply: a key of ``MachineFigures.flops_per_second``."""
+        ...
+
     def kv_dtype(self, scheme: str) -> dtype:
         """The dtype keys and values are kept in beside weights packed with ``scheme``."""
         ...
@@ -226,6 +230,7 @@ class Model(Protocol):
     weight_bytes: int  # all that is held, a table used twice counted once
     weight_sizes: WeightSizes
     activation_dtype: dtype
+    product_dtype: str  # what its products multiply, e.g. "int8": a key of ``MachineFigures.flops_per_second``
     kv_dtype: dtype
 
     def forward(self, batch: StepBatch, cache: KvTensors) -> Tensor: ...

@@ -35,6 +35,9 @@ class ReferenceOps:
     def activation_dtype(self, scheme: str) -> torch.dtype:
         return torch.float32
 
+    def product_dtype(self, scheme: str) -> str:
+        return "fp32"
+
     def kv_dtype(self, scheme: str) -> torch.dtype:
         return torch.float32
 

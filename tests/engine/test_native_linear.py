@@ -192,6 +192,8 @@ def test_cpu_ops_take_the_kernels_and_say_so() -> None:
     packed = ops.pack(_random(0, 64, 64), None, "int4")
     x, residual = _random(1, 3, 64), _random(2, 3, 64)
     assert ops.activation_dtype("int4") == torch.float32
+    assert [ops.product_dtype(scheme) for scheme in ("none", "int4")] == ["fp32", "int8"]
+    assert CpuOps(use_native=False).product_dtype("int4") == "bf16"
     assert torch.equal(ops.linear(x, packed, residual), native_linear.linear(x, packed, residual))
     assert native.isa() in ops.active_paths()["products"]
     head = ops.head(x, packed, None)

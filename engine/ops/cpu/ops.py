@@ -55,6 +55,12 @@ class CpuOps:
         """fp32 with full weights and for the C kernels; bf16 for torch's packed products, which are slow with anything else."""
         return torch.float32 if scheme == "none" or self.use_native else torch.bfloat16
 
+    def product_dtype(self, scheme: str) -> str:
+        """int8 in the C kernels, whose activations are rounded to it; else the dtype of the activations."""
+        if scheme == "none":
+            return "fp32"
+        return "int8" if self.use_native else "bf16"
+
     def kv_dtype(self, scheme: str) -> torch.dtype:
         """bf16 beside packed weights: half the bytes, and no rounding that such weights would notice."""
         return torch.float32 if scheme == "none" else torch.bfloat16
