@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from engine.speculation.proposer import Wanted
 from engine.speculation.verify import Proposal
 
-MIN_MATCH = 3  # tokens that must agree: with two, common word pairs match everywhere
+MIN_MATCH = 2  # tokens that must agree
+SURE_MATCH = 3  # with fewer, common word pairs match everywhere: then only few tokens are guessed
+UNSURE_GUESSES = 2
 MAX_MATCH = 32  # agreement beyond this does not make a guess better
 MAX_PLACES = 8  # latest occurrences that are compared
 
@@ -29,6 +31,8 @@ class SuffixIndex:
         end = self._best_place(tokens)
         if end is None:
             return ()
+        if _agreement(tokens, end) < SURE_MATCH:
+            count = min(count, UNSURE_GUESSES)
         guesses: list[int] = []
         for source in range(end, end + count):  # a run that reaches the end of the text goes on into its own copy
             guesses.append(tokens[source] if source < len(tokens) else guesses[source - len(tokens)])

@@ -22,7 +22,12 @@ def test_what_followed_before_is_guessed() -> None:
 
 def test_fewer_tokens_than_a_match_guess_nothing() -> None:
     assert SuffixIndex().guess([7, 7], 3) == ()
-    assert SuffixIndex().guess([8, 3, 4, 5, 9, 3, 4], 3) == ()
+    assert SuffixIndex().guess([8, 3, 4, 5, 9, 6, 4], 3) == ()
+
+
+def test_a_short_match_guesses_few_tokens() -> None:
+    assert SuffixIndex().guess([8, 3, 4, 5, 9, 9, 3, 4], 4) == (5, 9)
+    assert SuffixIndex().guess([8, 3, 4, 5, 9, 8, 3, 4], 4) == (5, 9, 8, 3)
 
 
 def test_the_longest_match_wins_over_a_later_one() -> None:

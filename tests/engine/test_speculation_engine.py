@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -244,6 +245,24 @@ def test_records_count_compared_guesses_and_name_what_guessed(engine: Engine) ->
         assert record.num_drafted - record.num_accepted in (0, 1)  # nothing behind a rejected guess was compared
         assert record.num_new_tokens == record.num_accepted + 1 or record is records[-1]
         assert record.active_paths["speculation"].startswith("n-gram")
+
+
+def test_guesses_that_do_not_pay_end_and_the_records_say_so(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.apply({"speculation": "ngram"})
+    assert engine._speculator is not None
+
+    def slow_and_wrong(wanted):  # type: ignore[no-untyped-def]
+        time.sleep(0.02)
+        return {each.request.request_id: Proposal((199,) * each.most) for each in wanted}
+
+    monkeypatch.setattr(engine._speculator.proposer, "propose", slow_and_wrong)
+    engine.submit(PROMPTS[0], replace(GREEDY, max_tokens=30))
+    records: list[StepRecord] = []
+    while engine.has_work:
+        records += [event for event in engine.step() if isinstance(event, StepRecord)]
+    assert any(record.num_drafted for record in records)
+    assert not any(record.num_drafted for record in records[-10:])
+    assert any("off by itself" in record.active_paths["speculation"] for record in records)
 
 
 def test_guessing_that_fails_ends_and_the_chat_goes_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
