@@ -381,6 +381,9 @@ class Engine:
             preempted = self._lay_out_again(options)
         preempted += self._scheduler.change_policy(self._policy(options))
         self._cache.window = _user_window(options)
+        if "sparse" in changed:  # texts computed one way are not offered to chats that compute the other way
+            self._scheduler.pool.clear_index()
+            self._cache.set_sparse(_sparse_pages(options), self._scheduler.pool.held_pages())
         self._loaded.model.set_fused(options.on("fused_ops"))
         self.options = options
         self._ledger_model = self._make_ledger_model(options)
@@ -436,6 +439,7 @@ class Engine:
         self._cache = KvCache(spec, 0, PAGE_SIZE, model.kv_dtype)  # the old one goes before the new one comes
         self._cache = KvCache(spec, num_pages, PAGE_SIZE, model.kv_dtype, layout=layout, scales=scales)
         self._cache.window = _user_window(options)
+        self._cache.set_sparse(_sparse_pages(options))
         self._page_bytes = layout.token_bytes * PAGE_SIZE
         self.context_length = min(spec.max_position, (num_pages - 1) * PAGE_SIZE)
         self._ledger_model = self._make_ledger_model(options)
@@ -477,6 +481,9 @@ class Engine:
             kv_layer_token_bytes=self._cache.layout.layer_token_bytes,
             compute_dtype=model.product_dtype,
             fused=options.on("fused_ops"),
+            sparse_pages=_sparse_pages(options),
+            page_size=PAGE_SIZE,
+            page_bound_bytes=self._cache.layout.page_bound_bytes,
         )
 
     # -- one step, in parts -------------------------------------------------------------------
@@ -526,7 +533,10 @@ class Engine:
         items = plan.items
         cost = account(
             self._ledger_model,
-            [LedgerItem(item.count, item.context, item.wants_logits, item.num_drafts) for item in items],
+            [
+                LedgerItem(item.count, item.context, item.wants_logits, item.num_drafts, item.is_plain_decode)
+                for item in items
+            ],
         )
         paths = self._active_paths()
         if self._speculator:
@@ -605,6 +615,10 @@ def _default_kv_bytes(window_bytes: int) -> int:
 
 def _user_window(options: Mapping[str, str]) -> int | None:
     return None if options["window"] == "model" else int(options["window"])
+
+
+def _sparse_pages(options: Mapping[str, str]) -> int | None:
+    return None if options["sparse"] == "off" else int(options["sparse"])
 
 
 def _as_prompt(prompt: Prompt | ChatMessages) -> Prompt:

@@ -74,12 +74,22 @@ def _int8_activations_need_kernels(choice: str, capabilities: Capabilities) -> s
 
 
 @dataclass(frozen=True, slots=True)
+class Requirement:
+    """Another switch must be at ``value``, and why."""
+
+    key: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class OptionEntry:
     """One optimization.
 
     lossless: flipping it leaves greedy fp32 text unchanged.
     terms: what it changes in the ledger, in words the panel shows.
     reason: why a choice cannot be used here, or None when it can.
+    requires: what choices other than the default need of other switches.
     """
 
     key: str
@@ -92,6 +102,7 @@ class OptionEntry:
     explanation: str
     terms: str
     reason: Reason = _always
+    requires: tuple[Requirement, ...] = ()  # of other switches, by every choice but the default
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -202,6 +213,26 @@ OPTIONS: tuple[OptionEntry, ...] = (
             "stop growing; the model no longer sees that part of the chat. Layers with a narrower window of their own keep it."
         ),
         terms="KV tokens read and held",
+    ),
+    OptionEntry(
+        key="sparse",
+        title="Sparse attention",
+        pile=Pile.FEWER_BYTES,
+        kind=Kind.FREE,
+        choices=(
+            Choice("off", "off", "each token reads all it sees"),
+            *(Choice(str(k), f"{k} pages", f"each KV head reads {k} pages of 32 tokens") for k in (8, 16, 32)),
+        ),
+        default="off",
+        lossless=False,
+        explanation=(
+            "Most of a long chat hardly matters for the next token. For each page the least and largest value of every key channel are "
+            "kept; they bound how much a query can want the page (Quest), and each KV head reads only the pages it could want most, the "
+            "first and the last one always. Prompts, verified guesses and the first two layers read everything. The choosing runs as "
+            "plain torch steps, so it pays only where reading the cache is the larger part of a step."
+        ),
+        terms="KV tokens read per new token",
+        requires=(Requirement("kv_cache", "on", "without a KV cache there are no pages to choose from"),),
     ),
     OptionEntry(
         key="sensitive_layers",
@@ -427,6 +458,19 @@ def check(key: str, value: str, capabilities: Capabilities) -> None:
         raise ValueError(f"Option {key}={value} cannot be used here: {reason}")
 
 
+def _check_together(values: Mapping[str, str]) -> None:
+    """ValueError, naming both switches and the ways out, when two settings cannot go together."""
+    for option in OPTIONS:
+        if values[option.key] == option.default:
+            continue
+        for needed in option.requires:
+            if values[needed.key] != needed.value:
+                raise ValueError(
+                    f"{option.key}={values[option.key]} cannot go with {needed.key}={values[needed.key]}: {needed.why}. "
+                    f"Set {needed.key}={needed.value} or {option.key}={option.default}."
+                )
+
+
 def unavailable(capabilities: Capabilities) -> dict[str, dict[str, str]]:
     """Option key -> choice -> why it cannot be used here; empty where all can."""
     found: dict[str, dict[str, str]] = {}
@@ -448,6 +492,7 @@ class Options(Mapping[str, str]):
         for key, value in (values or {}).items():
             check(key, value, here)
         self._values = {option.key: (values or {}).get(option.key, option.default) for option in OPTIONS}
+        _check_together(self._values)
 
     def __getitem__(self, key: str) -> str:
         return self._values[key]

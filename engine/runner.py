@@ -17,8 +17,8 @@ def build_batch(plan: StepPlan, page_size: int) -> StepBatch:
     spans: list[Span] = []
     logit_rows: list[int] = []
     for item in plan.items:
-        is_decode = item.count == 1 and not item.is_prefill
-        spans.append(Span(len(token_ids), item.count, item.context, item.request.block_table(), is_decode))
+        table = item.request.block_table()
+        spans.append(Span(len(token_ids), item.count, item.context, table, item.is_plain_decode))
         token_ids += item.token_ids()
         positions += range(item.start, item.context)
         slots += _slots(item, page_size)

@@ -108,6 +108,11 @@ class Item:
     def is_prefill(self) -> bool:
         return self.count - self.num_drafts > 1 or self.start < self.request.num_prompt
 
+    @property
+    def is_plain_decode(self) -> bool:
+        """One row that continues a reply, without guesses to verify."""
+        return self.count == 1 and not self.is_prefill
+
     def token_ids(self) -> list[int]:
         """What the rows hold, in order."""
         request, num_text = self.request, self.context - self.num_drafts

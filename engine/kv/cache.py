@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from engine.kv.codec import ChannelScales, Codec, Parts, codec_for, rotate
-from engine.kv.layout import NUM_SINKS, KvLayout
+from engine.kv.layout import DENSE_LAYERS, NUM_SINKS, KvLayout
+from engine.kv.sparse import PageBounds
 from engine.model.spec import ModelSpec
 from engine.ops.interface import AttentionParams, Ops, Span
+from engine.ops.reference import hidden_keys, soft_cap
 
 
 class KvCache:
@@ -48,6 +50,7 @@ class KvCache:
         self._plain_layout = KvLayout.of(spec, {}, dtype.itemsize)
         self.layout = layout or self._plain_layout
         self.window: int | None = None
+        self.sparse_pages: int | None = None  # that a decoding token reads per KV head, at most; None: all it sees
         self._reading = _Reading()
         codec = codec_for(self.layout.kv_dtype, spec.head_dim, dtype)
         heads = self.layout.num_heads
@@ -69,7 +72,14 @@ class KvCache:
     @property
     def is_plain(self) -> bool:
         """Pages hold what was computed, once per KV head, and each layer sees what its own window says."""
-        return self.layout == self._plain_layout and self.window is None
+        return self.layout == self._plain_layout and self.window is None and self.sparse_pages is None
+
+    def set_sparse(self, num_pages: int | None, written: Sequence[int] = ()) -> None:
+        """Let decoding tokens read ``num_pages`` pages (None: all). written: pages that hold keys now."""
+        if num_pages is None or self.sparse_pages is None:
+            for layer in self._layers[DENSE_LAYERS:]:
+                layer.set_sparse(num_pages is not None, torch.tensor(written, dtype=torch.int64))
+        self.sparse_pages = num_pages
 
     def layer(self, index: int) -> KvLayer:
         return self._layers[index]
@@ -78,6 +88,10 @@ class KvCache:
         """How the latest step reached keys and values, for the panel; empty when it read the pages as they are."""
         path = "; ".join(self._reading.paths)
         return {"kv": path} if path else {}
+
+    @property
+    def current_reading(self) -> _Reading:
+        return self._reading
 
     def reading(self, spans: Sequence[Span]) -> _Reading:
         """What the layers of the step with these ``spans`` share."""
@@ -116,6 +130,19 @@ class KvLayer:
         self._scales = None if scales is None else _per_stored_head(scales, self._group)
         self._is_coded = len(keys) > 1
         self._staged: tuple[Tensor, Tensor] | None = None
+        self._bounds: PageBounds | None = None
+
+    def set_sparse(self, on: bool, written: Tensor) -> None:
+        """Keep bounds of the keys of each page, those of pages ``written`` before (int64) too; or keep them no more."""
+        if not on:
+            self._bounds = None
+            return
+        part = self.keys[0]
+        self._bounds = PageBounds(part.shape[0], part.shape[2], self._head_dim)
+        for pages in written.split(256):  # decoded a few at a time: memory
+            keys = self.decoded(pages)[0]
+            keys = rotate(keys.float()) if self._codec.rotates_keys else keys
+            self._bounds.read_pages(pages, keys if self._scales is None else keys * self._scales.keys)
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -132,9 +159,14 @@ class KvLayer:
     def written(self, slots: Tensor) -> None:
         """Bring what was staged into its pages."""
         if self._staged is None:
+            if self._bounds is not None:
+                written = self.keys[0].flatten(0, 1).index_select(0, slots)
+                self._bounds.add(slots, written, self._cache.page_size)
             return
         k, v = (rows[0].repeat_interleave(self._group, dim=1) for rows in self._staged)  # [N, heads, D]
         self._staged = None
+        if self._bounds is not None:
+            self._bounds.add(slots, k, self._cache.page_size)
         if self._scales is not None:
             k, v = k / self._scales.keys, v / self._scales.values
         if self._codec.rotates_keys:
@@ -149,6 +181,43 @@ class KvLayer:
         """q [N, H, D] against the pages each span sees -> [N, H * D]."""
         reading = self._cache.reading(spans)
         params = self._cache.narrowed(params, spans)
+        if self._bounds is not None and self._cache.sparse_pages is not None:
+            division = reading.divided(params, self._cache.page_size, self._cache.sparse_pages)
+            if division.choosing:
+                return self._attend_divided(ops, q, division, params)
+        return self._attend_all(ops, q, spans, params)
+
+    def _attend_divided(self, ops: Ops, q: Tensor, division: _Division, params: AttentionParams) -> Tensor:
+        """Some spans choose their pages, the others read all they see."""
+        out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+        if division.others:
+            out[division.rows] = self._attend_all(ops, q[division.rows], division.others, params).to(q.dtype)
+        for choosing in division.choosing:
+            out[choosing.span.start] = self._attend_chosen(q[choosing.span.start], choosing, params).to(q.dtype)
+        return out
+
+    def _attend_chosen(self, q: Tensor, choosing: _Choosing, params: AttentionParams) -> Tensor:
+        """One row, q [H, D], against the pages its bounds name, in plain torch -> [H * D]."""
+        bounds, count, page_size = self._bounds, self._cache.sparse_pages, self._cache.page_size
+        assert bounds is not None
+        assert count is not None
+        chosen = bounds.choose(q, choosing.pages, count)  # [heads, count]
+        heads = torch.arange(chosen.shape[0])[:, None]
+        pages = choosing.pages[chosen]
+        k, v = (
+            self._codec.decode(tuple(part[pages, :, heads] for part in stored), torch.float32).flatten(1, 2)
+            for stored in (self.keys, self.values)
+        )  # [heads, count * P, D]
+        position = (choosing.indices[chosen][:, :, None] * page_size + torch.arange(page_size)).flatten(1)
+        query = self._as_stored(q[None])[0].float().view(chosen.shape[0], -1, q.shape[-1])
+        scores = soft_cap(query @ k.transpose(1, 2) * params.scale, params.softcap)
+        hidden = hidden_keys(choosing.span, position, params)
+        shares = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1)
+        return self._unscaled((shares @ v).view(1, -1))[0]
+
+    def _attend_all(self, ops: Ops, q: Tensor, spans: Sequence[Span], params: AttentionParams) -> Tensor:
+        """Every span reads all pages it sees."""
+        reading = self._cache.current_reading
         if not self._is_coded:
             return ops.paged_attention(q, self.keys[0], self.values[0], spans, params)
         pages, moved = reading.gathered(spans, params, self._cache.page_size)
@@ -191,19 +260,38 @@ def _per_stored_head(scales: ChannelScales, group: int) -> ChannelScales:
     return ChannelScales(*(scale.repeat_interleave(group, dim=0) for scale in scales))
 
 
+@dataclass(frozen=True, slots=True)
+class _Choosing:
+    """A decoding span and what it chooses from: indices into its table, int64 [n], and the pages there, int64 [n]."""
+
+    span: Span
+    indices: Tensor
+    pages: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """A step's spans: those that choose their pages, and the ``others`` with their ``rows`` (int64) put together."""
+
+    choosing: tuple[_Choosing, ...]
+    others: tuple[Span, ...]
+    rows: Tensor
+
+
 @dataclass(slots=True)
 class _Reading:
-    """What the layers of one step share: which pages are decoded, and the spans over those."""
+    """What the layers of one step share: which pages are decoded or chosen from, and the spans over those."""
 
     spans: Sequence[Span] = ()
-    gathers: dict[tuple[int | None, int], tuple[Tensor, tuple[Span, ...]]] = field(default_factory=dict)
+    gathers: dict[tuple[int | None, int, bool], tuple[Tensor, tuple[Span, ...]]] = field(default_factory=dict)
+    divisions: dict[tuple[int | None, int], _Division] = field(default_factory=dict)
     paths: dict[str, None] = field(default_factory=dict)  # an ordered set
 
     def gathered(
         self, spans: Sequence[Span], params: AttentionParams, page_size: int
     ) -> tuple[Tensor, tuple[Span, ...]]:
         """The pages that ``spans`` see, int64, the zeroed page first, and the spans with their pages at new places."""
-        key = (params.window, params.sinks)
+        key = (params.window, params.sinks, spans is self.spans)
         if key not in self.gathers:
             pages, moved = [0], []
             for span in spans:
@@ -215,6 +303,26 @@ class _Reading:
                 moved.append(replace(span, pages=whole if table == list(whole) else table))
             self.gathers[key] = torch.tensor(pages, dtype=torch.int64), tuple(moved)
         return self.gathers[key]
+
+    def divided(self, params: AttentionParams, page_size: int, count: int) -> _Division:
+        """Decoding spans that see more than ``count`` pages choose; the others do not."""
+        key = (params.window, params.sinks)
+        if key not in self.divisions:
+            choosing: list[_Choosing] = []
+            others: list[Span] = []
+            rows: list[int] = []
+            for span in self.spans:
+                seen = seen_pages(span, params, page_size)
+                if span.is_decode and len(seen) > count:
+                    pages = [span.pages[index] for index in seen]
+                    choosing.append(_Choosing(span, torch.tensor(seen), torch.tensor(pages)))
+                else:
+                    others.append(replace(span, start=len(rows)))
+                    rows += range(span.start, span.start + span.count)
+            self.divisions[key] = _Division(tuple(choosing), tuple(others), torch.tensor(rows, dtype=torch.int64))
+            if choosing:
+                self.paths.setdefault(f"{count} pages per KV head chosen by key bounds in {len(choosing)} chats")
+        return self.divisions[key]
 
 
 def seen_pages(span: Span, params: AttentionParams, page_size: int) -> list[int]:

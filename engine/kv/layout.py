@@ -10,6 +10,8 @@ from engine.model.spec import ModelSpec
 SCALE_BYTES = 2  # fp16; a scale per head and token, in 4 bits a minimum beside it
 NUM_SINKS = 4  # first tokens that a user's window never drops (StreamingLLM, Xiao 2023)
 
+DENSE_LAYERS = 2  # first layers, whose attention is spread too evenly to leave pages out (sparse attention)
+
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
@@ -46,6 +48,11 @@ class KvLayout:
     def layer_token_bytes(self) -> int:
         """K and V of one token in one layer."""
         return 2 * self.num_heads * self.head_bytes
+
+    @property
+    def page_bound_bytes(self) -> int:
+        """Least and largest key of one page in one layer, fp32 (sparse attention keeps and reads them)."""
+        return 2 * 4 * self.num_heads * self.head_dim
 
     @property
     def token_bytes(self) -> int:

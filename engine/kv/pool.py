@@ -192,6 +192,9 @@ class PagePool:
     def refs(self, page: int) -> int:
         return self._refs[page]
 
+    def held_pages(self) -> list[int]:
+        return [page for page, count in enumerate(self._refs) if count]
+
     def is_cached(self, page: int) -> bool:
         return page in self._cached
 

@@ -5,7 +5,8 @@ A pure function of the model's shape, its packed sizes and what the step compute
     weights      every block weight is read once per step, whatever the batch; the head once when any logits are wanted;
                  of the embedding one row per token, nothing extra when it is the head's own table (read already)
     KV read      per layer the keys and values a request's rows see, once per head that is stored (GQA: the group shares
-                 the read), in the type they are stored in, scales included; a window bounds them
+                 the read), in the type they are stored in, scales included; a window bounds them; sparse attention reads
+                 some pages and every page's bounds
     KV written   one key and one value per row, layer and KV head
     activations  what each operation reads and writes between the blocks' products
     logits       written by the head, read by the sampler, fp32
@@ -19,8 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.events import MachineFigures, StepCost
+from engine.kv.layout import DENSE_LAYERS
 from engine.model.spec import ModelSpec
 
 
@@ -32,6 +35,8 @@ class LedgerModel:
     head_bytes: the packed head. embedding_row_bytes: one token's row of the table it is looked up in.
     activation_bytes: per element. kv_layer_token_bytes: one token's keys and values in one layer, as stored. compute_dtype: key into MachineFigures.flops_per_second.
     fused: norms and attention keep their intermediate values on chip.
+    sparse_pages: pages of ``page_size`` tokens that a decoding row reads per layer at most; page_bound_bytes: what it reads
+    of every page, per layer, to choose them.
     """
 
     spec: ModelSpec
@@ -42,6 +47,9 @@ class LedgerModel:
     kv_layer_token_bytes: int
     compute_dtype: str
     fused: bool = True
+    sparse_pages: int | None = None
+    page_size: int = 1
+    page_bound_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +57,14 @@ class LedgerItem:
     """A request's rows in a step: ``count`` tokens, the last of which sees ``context`` tokens, itself included.
 
     num_drafts: rows that verify guesses; when logits are wanted, they give logits too.
+    is_decode: one row that continues a reply: it chooses its pages where attention is sparse.
     """
 
     count: int
     context: int
     wants_logits: bool
     num_drafts: int = 0
+    is_decode: bool = False
 
     @property
     def num_logit_rows(self) -> int:
@@ -66,12 +76,14 @@ def account(model: LedgerModel, items: Sequence[LedgerItem]) -> StepCost:
     spec = model.spec
     num_rows = sum(item.count for item in items)
     num_logits = sum(item.num_logit_rows for item in items)
-    pairs = [_visible_pairs(spec, item) for item in items]
-    kv_tokens = sum(_kv_tokens_read(spec, item) for item in items)
+    skipped = [_skipped(model, item) for item in items]
+    pairs = [_visible_pairs(spec, item) - its.num_tokens for item, its in zip(items, skipped, strict=True)]
+    kv_tokens = sum(_kv_tokens_read(spec, item) - its.num_tokens for item, its in zip(items, skipped, strict=True))
+    bound_bytes = sum(its.num_bounds for its in skipped) * model.page_bound_bytes
     kv_token_bytes = model.kv_layer_token_bytes
     return StepCost(
         weight_bytes=_weight_bytes(model, num_rows, num_logits),
-        kv_read_bytes=kv_tokens * kv_token_bytes,
+        kv_read_bytes=kv_tokens * kv_token_bytes + bound_bytes,
         kv_write_bytes=num_rows * spec.num_layers * kv_token_bytes,
         activation_bytes=_activation_bytes(model, num_rows, sum(pairs)),
         logit_bytes=2 * 4 * num_logits * spec.vocab_size,
@@ -110,6 +122,26 @@ def _kv_tokens_read(spec: ModelSpec, item: LedgerItem) -> int:
     return sum(
         min(item.context, (window or item.context) + item.count - 1) * layers for window, layers in _windows(spec)
     )
+
+
+class _Skipped(NamedTuple):
+    """What sparse attention leaves out, over all layers: tokens not read, and the pages whose bounds were read instead."""
+
+    num_tokens: int
+    num_bounds: int
+
+
+def _skipped(model: LedgerModel, item: LedgerItem) -> _Skipped:
+    tokens = bounds = 0
+    if model.sparse_pages is None or not item.is_decode:
+        return _Skipped(0, 0)
+    for layer in model.spec.layers[DENSE_LAYERS:]:
+        seen = item.context if layer.window is None else min(item.context, layer.window + layer.sinks)
+        pages = -(-seen // model.page_size)
+        if pages > model.sparse_pages:
+            tokens += seen - model.sparse_pages * model.page_size
+            bounds += pages
+    return _Skipped(tokens, bounds)
 
 
 def _pairs(item: LedgerItem, window: int | None) -> int:
