@@ -18,9 +18,12 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
 import platformdirs
 import pytest
+import tqdm
 
 from app.library import packaged
 from tests import leftovers
+
+tqdm.tqdm.monitor_interval = 0  # transformers' progress bars would leave a monitor thread behind
 
 # Read before tests redirect the user's folders; shared by all checkouts of one user, so a model is fetched once.
 _MODEL_CACHE = platformdirs.user_cache_path("ridgeline", appauthor=False) / "test-models"
