@@ -89,7 +89,7 @@ def _longrope(config: Fields, rope: Fields, theta: float, rotary_dim: int) -> Ro
     factor = rope.optional_number("factor") or config.count("max_position_embeddings", original) / original
     attention_factor = rope.optional_number("attention_factor")
     if attention_factor is None:
-        attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
     short, long = rope.numbers("short_factor"), rope.numbers("long_factor")
     for key, factors in (("short_factor", short), ("long_factor", long)):
         if len(factors) != rotary_dim // 2:

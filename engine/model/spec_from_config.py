@@ -87,6 +87,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }  # fmt: skip
 
+READABLE_QUANTIZATIONS = ("gptq", "awq", "bitsandbytes")  # engine/weights/prequantized.py
+
 
 def spec_from_config(
     config: Mapping[str, Any], name: str, generation_config: Mapping[str, Any] | None = None, where: str = "config.json"
@@ -155,10 +157,11 @@ def _family(outer: Fields) -> Family:
         raise UnsupportedArchitecture(
             f"{outer.where} describes a model of the kind {kind!r}, which Ridgeline's decoder does not have."
         )
-    if outer.has("quantization_config"):
+    method = outer.mapping("quantization_config").values.get("quant_method")
+    if outer.has("quantization_config") and method not in READABLE_QUANTIZATIONS:
         raise UnsupportedArchitecture(
-            f"{outer.where} describes weights that are already quantized (quantization_config), which the decoder "
-            "cannot read from safetensors. Get the original weights, or a GGUF file."
+            f"{outer.where} describes weights quantized with {method or 'an unnamed method'}, which the decoder cannot read from "
+            f"safetensors; it reads {', '.join(READABLE_QUANTIZATIONS)}. Get the original weights, or a GGUF file."
         )
     return FAMILIES[kind]
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.model.fields import UnsupportedArchitecture
 from engine.model.spec_from_config import spec_from_config
 from engine.weights.canonical import Naming, Piece, layout, stacked
+from engine.weights.prequantized import find
 from engine.weights.safetensors_header import FLOAT_BYTES, StoredTensor, read_header, read_json, shards_of
 from engine.weights.source import TokenizerFiles
 from engine.weights.stream import check_finite, read_exactly
@@ -66,24 +67,26 @@ class SafetensorsSource:
             )
         generation = folder / "generation_config.json"
         name = folder.resolve().name
-        self.spec = spec_from_config(
-            read_json(folder / "config.json"), name, read_json(generation) if generation.exists() else None
-        )
+        config = read_json(folder / "config.json")
+        self.spec = spec_from_config(config, name, read_json(generation) if generation.exists() else None)
         self._tensors: dict[str, StoredTensor] = {}
         for shard in shards_of(folder):
             self._tensors |= read_header(shard)
+        quantization = config.get("quantization_config") or {}
+        self._quantized = find(self._tensors, quantization) if quantization else {}
         self._is_gemma = self.spec.family.startswith("gemma")
         self._layout = layout(
             self.spec,
             _naming(*self._prefix_and_head(), self._is_gemma),
-            {stored: tensor.shape for stored, tensor in self._tensors.items()},
+            {stored: tensor.shape for stored, tensor in (self._tensors | self._quantized).items()},
             f"{name} (safetensors)",
         )
         self._check_dtypes(name)
         self.eos_token_ids = frozenset(self.spec.eos_token_ids)
         self.tokenizer_files = TokenizerFiles("hf", folder=folder)
-        dtype = _DTYPES[self._tensors[self._layout["embed"][0].stored].dtype]
-        self.stored_format = f"safetensors {str(dtype).removeprefix('torch.')}"
+        stored = self._layout["embed"][0].stored
+        method = quantization["quant_method"] if self._quantized else _DTYPES[self._tensors[stored].dtype]
+        self.stored_format = f"safetensors {str(method).removeprefix('torch.')}"
 
     def names(self) -> frozenset[str]:
         return frozenset(self._layout)
@@ -109,6 +112,8 @@ class SafetensorsSource:
 
     def _check_dtypes(self, name: str) -> None:
         for piece in self._stored_pieces():
+            if piece.stored in self._quantized:
+                continue
             dtype = self._tensors[piece.stored].dtype
             if dtype not in FLOAT_BYTES:
                 raise UnsupportedArchitecture(
@@ -120,12 +125,18 @@ class SafetensorsSource:
         return (piece for pieces in self._layout.values() for piece in pieces)
 
     def _dtype_of(self, pieces: tuple[Piece, ...]) -> torch.dtype:
-        """The stored dtype; the widest one should stacked pieces differ. fp64 gains nothing and becomes fp32."""
+        """The stored dtype; the widest one should stacked pieces differ. fp64 and what was quantized become fp32."""
+        if any(piece.stored in self._quantized for piece in pieces):
+            return torch.float32
         dtypes = {_DTYPES[self._tensors[piece.stored].dtype] for piece in pieces}
         return dtypes.pop() if len(dtypes) == 1 and torch.float64 not in dtypes else torch.float32
 
     def _fill(self, out: Tensor, stored: str) -> None:
         """Read one stored tensor into ``out`` (contiguous), checking that every weight is a finite number."""
+        if stored in self._quantized:
+            out.copy_(self._quantized[stored].read())
+            check_finite(out, next(iter(self._tensors.values())).file.parent.name, stored)
+            return
         tensor = self._tensors[stored]
         with tensor.file.open("rb") as file:
             file.seek(tensor.offset)

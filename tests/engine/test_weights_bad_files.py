@@ -339,7 +339,7 @@ def test_kinds_only_transformers_may_run_are_told_apart(folder: Path) -> None:
     sound = json.loads(config.read_text())
     for change in (
         {"model_type": "gpt_neox"},
-        {"quantization_config": {"quant_method": "gptq"}},
+        {"quantization_config": {"quant_method": "fp8"}},
         {"hidden_act": "relu2"},
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
     ):
