@@ -130,6 +130,8 @@ class NativeLayers:
             scale=spec.query_scale,
             softcap=spec.attention_softcap or 0.0,
         )
+        paths = dict.fromkeys(matrix.path for layer in weights.layers for matrix in _matrices(layer))
+        self._products_path = "; ".join(paths)
         self._hidden = spec.hidden_size
         self._rotations = (RotationArgs * max(1, len(spec.ropes)))()
         self._workspace = torch.empty(0, dtype=torch.uint8)
@@ -147,8 +149,7 @@ class NativeLayers:
         )
 
     def active_paths(self) -> dict[str, str]:
-        products = dict.fromkeys(matrix.path for layer in self._weights.layers for matrix in _matrices(layer))
-        return {"products": "; ".join(products), "attention": attention_path(), "layers": "all in one C call"}
+        return {"products": self._products_path, "attention": attention_path(), "layers": "all in one C call"}
 
     def run(self, x: Tensor, batch: StepBatch, rotations: Sequence[Rotation], kv: KvTensors) -> Tensor:
         """x: fp32 [N, hidden], overwritten. Writes the step's keys and values; returns the normed rows of
