@@ -1,0 +1,103 @@
+/* Odd shapes through attention and the operations between the products, on heap blocks of exactly the right size, for a
+ * library built with sanitizers. Prints how many calls it made. */
+#include "attention.h"
+#include "pointwise.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+int64_t rl_set_isa(int64_t isa);
+int64_t rl_set_threads(int64_t num_threads);
+int64_t rl_rms_norm(const rl_norm *args);
+int64_t rl_rope_and_write_kv(const rl_rope *args);
+int64_t rl_gated_activation(const rl_gate *args);
+int64_t rl_attention_workspace(const rl_attention *args);
+int64_t rl_paged_attention(const rl_attention *args);
+
+static int num_calls;
+
+static void must(int64_t code) {
+    num_calls++;
+    if (code < 0) {
+        fprintf(stderr, "call %d refused its arguments\n", num_calls);
+        exit(1);
+    }
+}
+
+static float *floats(int64_t count) {
+    float *block = malloc((size_t)count * sizeof(float));
+    for (int64_t i = 0; i < count; i++)
+        block[i] = (float)(i * 7919 % 2003) / 1000.0f - 1.0f;
+    return block;
+}
+
+static void pointwise(int64_t rows, int64_t size) {
+    float *x = floats(rows * size), *weight = floats(size), *out = floats(rows * size);
+    rl_norm norm = {x, weight, out, rows, size, 1e-5f};
+    must(rl_rms_norm(&norm));
+    float *gate_up = floats(rows * 2 * size);
+    for (int64_t activation = RL_SILU; activation <= RL_GELU_TANH; activation++) {
+        rl_gate gate = {gate_up, out, rows, size, activation};
+        must(rl_gated_activation(&gate));
+    }
+    free(x), free(weight), free(out), free(gate_up);
+}
+
+/* Two texts: one decodes at ``context``, one adds ``count`` rows; first their rows are written to the cache. */
+static void attention(int64_t head_dim, int64_t group, int64_t kv_type, int64_t context, int64_t count, int64_t window) {
+    const int64_t num_kv_heads = 2, page_size = 16, num_heads = group * num_kv_heads, rows = context + count;
+    int64_t pages_each[2] = {(context + page_size - 1) / page_size, (count + page_size - 1) / page_size};
+    int64_t num_pages = pages_each[0] + pages_each[1];
+    int64_t *pages = malloc((size_t)num_pages * sizeof *pages), *slots = malloc((size_t)rows * sizeof *slots);
+    for (int64_t i = 0; i < num_pages; i++)
+        pages[i] = num_pages - 1 - i;
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t position = row < context ? row : row - context;
+        slots[row] = pages[(row < context ? 0 : pages_each[0]) + position / page_size] * page_size + position % page_size;
+    }
+    int64_t width = kv_type == RL_FP32 ? 4 : 2, kv_bytes = num_pages * page_size * num_kv_heads * head_dim * width;
+    void *keys = calloc(1, (size_t)kv_bytes), *values = calloc(1, (size_t)kv_bytes);
+    int64_t half = head_dim / 4;
+    float *qkv = floats(rows * (num_heads + 2 * num_kv_heads) * head_dim), *q = floats(rows * num_heads * head_dim);
+    float *cos = floats(rows * half), *sin = floats(rows * half), *weight = floats(head_dim);
+    rl_rope rope = {qkv, cos, sin, weight, weight, slots, keys, values, q, rows, num_heads, num_kv_heads, head_dim, half,
+                    kv_type, 1e-6f};
+    must(rl_rope_and_write_kv(&rope));
+
+    rl_span spans[2] = {{0, 1, context, 0}, {1, count, count, pages_each[0]}};
+    float *queries = floats((1 + count) * num_heads * head_dim), *out = floats((1 + count) * num_heads * head_dim);
+    float *sink_scores = floats(num_heads);
+    rl_attention args = {.q = queries, .keys = keys, .values = values, .out = out, .spans = spans, .pages = pages,
+                         .sink_scores = sink_scores, .num_spans = 2, .num_heads = num_heads,
+                         .num_kv_heads = num_kv_heads, .head_dim = head_dim, .page_size = page_size, .kv_type = kv_type,
+                         .window = window, .sink_tokens = window ? 3 : 0, .scale = 0.2f, .softcap = window ? 5.0f : 0.0f};
+    args.workspace_bytes = rl_attention_workspace(&args);
+    args.workspace = malloc((size_t)args.workspace_bytes);
+    must(rl_paged_attention(&args));
+    for (int64_t i = 0; i < (1 + count) * num_heads * head_dim; i++)
+        if (!isfinite(out[i]))
+            must(-1);
+    free(pages), free(slots), free(keys), free(values), free(qkv), free(q), free(cos), free(sin), free(weight);
+    free(queries), free(out), free(sink_scores), free(args.workspace);
+}
+
+int main(void) {
+    const int64_t head_dims[] = {4, 33, 64, 80}, contexts[] = {1, 15, 129, 400}, sizes[] = {1, 17, 70, 576};
+    for (int64_t isa = RL_AVX2; isa <= RL_AVX512; isa++) {
+        if (rl_set_isa(isa) < 0)
+            continue;
+        for (int64_t threads = 1; threads <= 3; threads += 2) {
+            rl_set_threads(threads);
+            for (int i = 0; i < 4; i++) {
+                pointwise(1 + 40 * i, sizes[i]);
+                for (int64_t kv_type = RL_FP32; kv_type <= RL_FP16; kv_type++)
+                    for (int j = 0; j < 4; j++)
+                        attention(head_dims[i], 1 + i, kv_type, contexts[j], 1 + 23 * j, j % 2 ? 40 : 0);
+            }
+        }
+    }
+    rl_set_threads(1);
+    printf("%d\n", num_calls);
+    return 0;
+}
