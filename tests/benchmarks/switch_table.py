@@ -42,6 +42,7 @@ _SHOWN_NUMBERS = {
     "token_budget": ("128", "512"),
     "draft_length": ("4", "adaptive"),
     "window": ("512",),  # wider ones than the work's text change nothing
+    "sparse": ("8",),
 }
 _WITH = {"draft_length": {"speculation": "ngram"}}
 
