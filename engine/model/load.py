@@ -151,9 +151,14 @@ def build_decoder(
     return Decoder(source.spec, weights, ops, scheme, fused, max_context)
 
 
-def _backends() -> dict[bool, Ops]:
-    """The fused and the plain backend of this machine; both read the same packed weights."""
-    return {True: CpuOps(fused=True), False: CpuOps(fused=False)}
+def _backends(weights: str) -> dict[bool, Ops]:
+    """The fused and the plain backend of this machine; both read the same packed weights.
+
+    Products of full weights are torch's. Its threads and those of the C kernels, each waiting a moment for more work, would
+    take the cores from each other at every call, so with full weights everything runs on torch.
+    """
+    use_native = False if weights == "none" else None
+    return {fused: CpuOps(fused, use_native) for fused in (True, False)}
 
 
 def load_model(
@@ -184,7 +189,7 @@ def load_model(
             raise
         return _load_fallback(path if path.is_dir() else path.parent, fused, progress, started)
     text = TextCodec.open(source.tokenizer_files, source.eos_token_ids, source.spec.vocab_size)
-    model = build_decoder(source, _backends(), weights, fused, progress, cancelled, max_context, sensitive, activations)
+    model = build_decoder(source, _backends(weights), weights, fused, progress, cancelled, max_context, sensitive, activations)
     seconds = time.perf_counter() - started
     # The window the loaded rotary tables serve, so that nobody above asks for more.
     spec = replace(model.spec, max_position=model.max_context)
@@ -196,7 +201,7 @@ def _load_fallback(folder: Path, fused: bool, progress: Progress, started: float
     from engine.model.fallback import load_fallback
     from engine.text import TextCodec
 
-    spec, model = load_fallback(folder, _backends(), fused, progress)
+    spec, model = load_fallback(folder, _backends("none"), fused, progress)
     text = TextCodec.open(TokenizerFiles("hf", folder), spec.eos_token_ids, spec.vocab_size)
     seconds = time.perf_counter() - started
     return LoadedModel(spec, model, text, spec.name or folder.name, "safetensors", True, seconds)

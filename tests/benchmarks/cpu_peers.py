@@ -87,7 +87,7 @@ def _json(command: list[str]) -> dict[str, object]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1] if "\n{" not in done.stdout.strip() else done.stdout)
+    return json.loads(done.stdout[done.stdout.index("{") :])
 
 
 def _medians(runs: list[Figures]) -> Figures:
