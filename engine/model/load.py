@@ -189,7 +189,9 @@ def load_model(
             raise
         return _load_fallback(path if path.is_dir() else path.parent, fused, progress, started)
     text = TextCodec.open(source.tokenizer_files, source.eos_token_ids, source.spec.vocab_size)
-    model = build_decoder(source, _backends(weights), weights, fused, progress, cancelled, max_context, sensitive, activations)
+    model = build_decoder(
+        source, _backends(weights), weights, fused, progress, cancelled, max_context, sensitive, activations
+    )
     seconds = time.perf_counter() - started
     # The window the loaded rotary tables serve, so that nobody above asks for more.
     spec = replace(model.spec, max_position=model.max_context)
