@@ -2,7 +2,7 @@
 
     python packaging/screenshot.py [FILE]
 
-Nothing is staged but the questions. The picture is taken while replies stream.
+Nothing is staged but the questions and one flipped switch. The picture is taken while replies stream.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ PATIENCE_SECONDS = 240.0
 QUESTIONS = (
     "Write a short poem about the sea.",
     "What is a good breakfast?",
-    "Name five planets and say one thing about each, as a numbered list.",
+    "Why does ice float on water? Answer in two short paragraphs.",
 )
+FLIPPED = {"activations": "int8"}
+SECONDS_BEFORE_THE_FLIP = SECONDS_AFTER_IT = 10.0
 _CHARACTERS_WANTED = 420  # of the shown reply, before the picture is taken
 
 
@@ -65,8 +67,13 @@ def draw(target: Path) -> None:
         window.resize(*SIZE)
         window.show()
         wait_until(lambda: bool(loaded), "the model")
-        controller.set_sampling(temperature=0.0, max_tokens=400)
-        shown = ask_all(controller, window.show_chat)
+        controller.set_sampling(temperature=0.6, seed=3, max_tokens=6000)
+        for question in QUESTIONS[:-1]:
+            ask(controller, window.show_chat, question)
+        pause(SECONDS_BEFORE_THE_FLIP)
+        bridge.set_options(FLIPPED)
+        pause(SECONDS_AFTER_IT)
+        shown = ask(controller, window.show_chat, QUESTIONS[-1])
         wait_until(lambda: reply_length(controller, shown) >= _CHARACTERS_WANTED, "the reply")
         target.parent.mkdir(parents=True, exist_ok=True)
         assert window.grab().save(str(target)), f"{target} cannot be written"
@@ -76,17 +83,21 @@ def draw(target: Path) -> None:
         app.processEvents()
 
 
-def ask_all(controller: object, show: Callable[[str], None]) -> str:
-    """Put each question in a chat of its own; the last one is shown. Returns its id."""
+def ask(controller: object, show: Callable[[str], None], question: str) -> str:
+    """Ask in a chat of its own, which is shown from then on. Returns its id."""
     from app.chat.controller import ChatController
 
     assert isinstance(controller, ChatController)
-    chat = ""
-    for question in QUESTIONS:
-        chat = controller.new_chat()
-        show(chat)
-        controller.send(chat, question)
+    chat = controller.new_chat()
+    show(chat)
+    controller.send(chat, question)
     return chat
+
+
+def pause(seconds: float) -> None:
+    """Let the window live for a while."""
+    end = time.monotonic() + seconds
+    wait_until(lambda: time.monotonic() >= end, "time to pass")
 
 
 def reply_length(controller: object, chat: str) -> int:
