@@ -484,6 +484,8 @@ class Engine:
             sparse_pages=_sparse_pages(options),
             page_size=PAGE_SIZE,
             page_bound_bytes=self._cache.layout.page_bound_bytes,
+            block_passes=sizes.block_passes,
+            head_passes=sizes.head_passes,
         )
 
     # -- one step, in parts -------------------------------------------------------------------

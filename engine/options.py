@@ -35,7 +35,6 @@ class Capabilities:
     """What the machine at hand can do, as far as switches care."""
 
     device: str = "cpu"
-    has_native_bf16: bool = False
     is_fallback: bool = False  # the model runs through transformers
     has_native_kernels: bool = True  # the C kernels are built and this CPU runs them
     no_draft: str = ""  # why no draft model can guess for this one; empty when one can

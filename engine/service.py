@@ -124,7 +124,10 @@ class EngineService:
         for event in engine.step():
             self._emit(event)
         now = time.perf_counter()
-        if self._pages_every_seconds and now - self._pages_sent_at >= self._pages_every_seconds:
+        is_due = (
+            now - self._pages_sent_at >= self._pages_every_seconds or not engine.has_work
+        )  # the last map must be true
+        if self._pages_every_seconds and is_due:
             self._send_pages(engine)
 
     def _handle(self, command: Command) -> None:

@@ -76,7 +76,11 @@ class DecoderWeights:
     def sizes(self) -> WeightSizes:
         tables = self.head.num_bytes + (0 if self.embed is self.head else self.embed.num_bytes)
         row_bytes = self.embed.num_bytes // self.embed.out_features
-        return WeightSizes(self.num_bytes() - tables, self.head.num_bytes, row_bytes)
+        of_layers = [packed for name, packed in self.matrices() if name.startswith("layers.")]
+        num_weights = sum(packed.out_features * packed.in_features for packed in of_layers)
+        multiplied = sum(packed.out_features * packed.in_features * packed.num_passes for packed in of_layers)
+        passes = multiplied / num_weights
+        return WeightSizes(self.num_bytes() - tables, self.head.num_bytes, row_bytes, passes, self.head.num_passes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class Packed:
     scheme: "none", "int8" or "int4". data: the backend's tensors. bias: [out_features] or None.
     num_bytes: bytes read when every weight is read once (data and bias).
     path: the product that really runs, for the panel, e.g. "int4: torch packed product, bf16 activations".
+    num_passes: how often a row is multiplied: twice where its activations keep 16 bits as two halves of 8.
     """
 
     scheme: str
@@ -35,6 +36,10 @@ class Packed:
     bias: Tensor | None
     num_bytes: int
     path: str
+
+    @property
+    def num_passes(self) -> int:
+        return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +218,14 @@ class CompiledLayers(Protocol):
 
 class WeightSizes(NamedTuple):
     """Bytes as packed, for the ledger: all layers (with norms, biases and the final norm), the head,
-    and one token's row of the table that embeddings are looked up in."""
+    and one token's row of the table that embeddings are looked up in. Passes: how often a row is multiplied with them
+    (``Packed.num_passes``), for the layers on average."""
 
     block_bytes: int
     head_bytes: int
     embedding_row_bytes: int
+    block_passes: float = 1.0
+    head_passes: float = 1.0
 
 
 class Model(Protocol):

@@ -10,7 +10,7 @@ A pure function of the model's shape, its packed sizes and what the step compute
     KV written   one key and one value per row, layer and KV head
     activations  what each operation reads and writes between the blocks' products
     logits       written by the head, read by the sampler, fp32
-    FLOPs        2 per weight and row; 2 per element for scores and 2 for the weighted sum of values
+    FLOPs        2 per weight and row, once for each pass of the product; 2 per element for scores and 2 for the weighted sum of values
 
 memory_seconds = bytes / measured bandwidth; compute_seconds = FLOPs / measured throughput (engine/roofline/machine.py).
 Imports no torch.
@@ -37,6 +37,7 @@ class LedgerModel:
     fused: norms and attention keep their intermediate values on chip.
     sparse_pages: pages of ``page_size`` tokens that a decoding row reads per layer at most; page_bound_bytes: what it reads
     of every page, per layer, to choose them.
+    block_passes, head_passes: how often a row is multiplied with a weight (twice where activations keep 16 bits as two halves).
     """
 
     spec: ModelSpec
@@ -50,6 +51,8 @@ class LedgerModel:
     sparse_pages: int | None = None
     page_size: int = 1
     page_bound_bytes: int = 0
+    block_passes: float = 1.0
+    head_passes: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +90,15 @@ def account(model: LedgerModel, items: Sequence[LedgerItem]) -> StepCost:
         kv_write_bytes=num_rows * spec.num_layers * kv_token_bytes,
         activation_bytes=_activation_bytes(model, num_rows, sum(pairs)),
         logit_bytes=2 * 4 * num_logits * spec.vocab_size,
-        linear_flops=2 * (num_rows * spec.num_layers * spec.layer_linear_weights + num_logits * _head_weights(spec)),
+        linear_flops=_linear_flops(model, num_rows, num_logits),
         attention_flops=4 * spec.q_size * sum(pairs),
     )
+
+
+def _linear_flops(model: LedgerModel, num_rows: int, num_logits: int) -> int:
+    spec = model.spec
+    of_layers = num_rows * spec.num_layers * spec.layer_linear_weights * model.block_passes
+    return round(2 * (of_layers + num_logits * _head_weights(spec) * model.head_passes))
 
 
 def memory_seconds(cost: StepCost, machine: MachineFigures) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,6 +94,14 @@ def test_unfused_attention_pays_for_its_scores() -> None:
     fused, plain = account(make(), items), account(make(fused=False), items)
     assert plain.activation_bytes > fused.activation_bytes
     assert plain.total_flops == fused.total_flops
+
+
+def test_products_done_twice_are_counted_twice() -> None:
+    items = [LedgerItem(3, 3, True)]
+    once = account(make(), items).linear_flops
+    twice = account(replace(make(), block_passes=2.0, head_passes=2.0), items)
+    assert twice.linear_flops == 2 * once
+    assert twice.weight_bytes == account(make(), items).weight_bytes
 
 
 def test_an_empty_step_costs_nothing() -> None:

@@ -79,7 +79,7 @@ def test_load_chat_and_flip_switches(client: Client) -> None:
     assert isinstance(loaded, ModelLoaded)
     assert loaded.options["weights"] == "int8"
     assert any(isinstance(event, ModelLoading) for event in client.events)
-    client.service.post(WatchPages(100))
+    client.service.post(WatchPages(0.001))  # one map, and the one when nothing runs any more
     client.service.post(MeasureContext(7, QUESTION))
     client.service.post(Submit(1, QUESTION, GREEDY))
     client.service.post(SetOptions({"prefix": "off"}))
@@ -93,6 +93,7 @@ def test_load_chat_and_flip_switches(client: Client) -> None:
     assert "Choose one of: on, off" in refused.message
     for kind in (TokenDelta, StepRecord, PageMap):
         client.until_a(kind)
+    client.until(lambda event: isinstance(event, PageMap) and not any(owner > 0 for owner in event.owners))
     assert client.wakes > 0
 
 

@@ -34,6 +34,10 @@ class NativePacked(Packed):
     weights: int  # address of data[0]
     bias_address: int | None
 
+    @property
+    def num_passes(self) -> int:
+        return 2 if self.product_kind & _PRECISE else 1
+
 
 @cache
 def _entry(name: str) -> Any:
