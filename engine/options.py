@@ -201,7 +201,7 @@ OPTIONS: tuple[OptionEntry, ...] = (
         pile=Pile.FEWER_BYTES,
         kind=Kind.CACHE,
         choices=(
-            Choice("model", "model's own", "each layer sees what it was trained to see"),
+            Choice("model", "own", "each layer sees what it was trained to see"),
             *(Choice(str(w), str(w), f"the last {w} tokens and the first 4") for w in (512, 1024, 2048, 4096)),
         ),
         default="model",

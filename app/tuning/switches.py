@@ -96,6 +96,7 @@ class SwitchRow(QWidget):
         self.title.toggled.connect(self._on_toggled)
         self.kind = _label("kind", KIND_WORDS[option.kind])
         self.kind.setToolTip(KIND_SENTENCES[option.kind])
+        self.kind.setMinimumWidth(1)  # where all do not fit, this gives way and not the pill
         self.effect = Paragraph(meter)
         self.status = _label("status")
         self.status.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
