@@ -128,14 +128,19 @@ OPTIONS: tuple[OptionEntry, ...] = (
         choices=(
             Choice("none", "full", "fp32 on a CPU: 4 bytes per weight"),
             Choice("int8", "int8", "1 byte per weight, one scale per output row"),
-            Choice("int4", "int4", "half a byte per weight, scale and offset per 32 weights"),
+            Choice("int4", "int4", "half a byte per weight, scale and offset per 32 weights: 0.63 bytes in all"),
+            Choice("int4_g64", "int4, groups of 64", "scale and offset per 64 weights: 0.56 bytes per weight in all"),
+            Choice(
+                "int4_g128", "int4, groups of 128", "scale and offset per 128 weights: 0.53 bytes per weight in all"
+            ),
         ),
         default="int4",
         lossless=False,
         explanation=(
             "Decoding one token reads every weight once and does two operations with each, so the reading is the cost. "
             "Weights in 8 or 4 bits are 4 to 6 times fewer bytes than fp32, and decode speeds up almost as much. "
-            "The price is rounding: the text can differ from full precision. Prefill is limited by arithmetic and gains little."
+            "The price is rounding: the text can differ from full precision; larger groups are fewer bytes and rounder weights. Prefill is "
+            "limited by arithmetic and gains little."
         ),
         terms="weight bytes per step",
         reason=_not_with_fallback,

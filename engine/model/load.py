@@ -14,6 +14,7 @@ from engine.model.decoder import Decoder, DecoderWeights, LayerWeights
 from engine.model.spec import ModelSpec
 from engine.ops.cpu import CpuOps
 from engine.ops.interface import Model, Ops, Packed
+from engine.weights.quantize import INT4_GROUPS
 from engine.weights.source import TokenizerFiles, UnsupportedArchitecture, WeightSource, open_source
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def sensitive_scheme(scheme: str, sensitive: str, layer: int | None = None, num_
     """
     keepers = ("on", "more") if layer is None else ("more",)
     is_kept = sensitive in keepers and (layer is None or layer in (0, num_layers - 1))
-    return "int8" if scheme == "int4" and is_kept else scheme
+    return "int8" if scheme in INT4_GROUPS and is_kept else scheme
 
 
 def _read_layer(reader: _Reader, spec: ModelSpec, prefix: str, scheme: str) -> LayerWeights:
@@ -173,7 +174,7 @@ def load_model(
 ) -> LoadedModel:
     """Load a GGUF file or a safetensors folder.
 
-    weights: the ``weights`` option: "none", "int8" or "int4". max_context: see Decoder.
+    weights: the ``weights`` option. max_context: see Decoder.
     sensitive, activations: the options ``sensitive_layers`` and ``activations``.
     Raises ValueError in plain words for a file that cannot be used, LoadCancelled when ``cancelled()`` became true.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Packed:
     """A weight matrix [out_features, in_features] as one backend keeps it.
 
-    scheme: "none", "int8" or "int4". data: the backend's tensors. bias: [out_features] or None.
+    scheme: "none", "int8", or an int4 one of engine/weights/quantize.py. data: the backend's tensors. bias: [out_features] or None.
     num_bytes: bytes read when every weight is read once (data and bias).
     path: the product that really runs, for the panel, e.g. "int4: torch packed product, bf16 activations".
     num_passes: how often a row is multiplied: twice where its activations keep 16 bits as two halves of 8.

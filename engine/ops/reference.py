@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from engine.ops.interface import AttentionParams, Packed, Span
 from engine.weights.quantize import (
+    INT4_GROUPS,
     Int4Weight,
     Int8Weight,
     dequantize_int4,
@@ -45,7 +46,7 @@ class ReferenceOps:
         """There are but the single operations."""
 
     def pack(self, weight: Tensor, bias: Tensor | None, scheme: str, sensitive: bool = False) -> Packed:
-        """ValueError for a scheme that is not "none", "int8" or "int4"."""
+        """ValueError for a scheme that is none of "none", "int8" and the int4 ones."""
         return pack_reference(weight, bias, scheme)
 
     def unpack(self, packed: Packed) -> Tensor:
@@ -205,7 +206,7 @@ def soft_cap(x: Tensor, cap: float | None) -> Tensor:
 def pack_reference(weight: Tensor, bias: Tensor | None, scheme: str) -> Packed:
     """``weight`` as its scheme's plain tensors; ValueError for an unknown scheme.
 
-    data: "none" (fp32 weights,); "int8" (values, scales); "int4" (values one per byte, scales, minimums).
+    data: "none" (fp32 weights,); "int8" (values, scales); the int4 ones (values one per byte, scales, minimums).
     """
     data: tuple[Tensor, ...]
     match scheme:
@@ -213,10 +214,10 @@ def pack_reference(weight: Tensor, bias: Tensor | None, scheme: str) -> Packed:
             data = (weight.float().contiguous(),)
         case "int8":
             data = quantize_int8(weight)
-        case "int4":
-            data = quantize_int4(weight)
+        case _ if scheme in INT4_GROUPS:
+            data = quantize_int4(weight, INT4_GROUPS[scheme])
         case _:
-            raise ValueError(f"There is no weight scheme {scheme!r}. Choose none, int8 or int4.")
+            raise ValueError(f"There is no weight scheme {scheme!r}. Choose none, int8, {', '.join(INT4_GROUPS)}.")
     bias = None if bias is None else bias.float()
     num_bytes = sum(tensor.nbytes for tensor in data) + (0 if bias is None else bias.nbytes)
     out_features, in_features = weight.shape
@@ -228,7 +229,7 @@ def unpack_reference(packed: Packed) -> Tensor:
     match packed.scheme:
         case "int8":
             return dequantize_int8(Int8Weight(*packed.data))
-        case "int4":
+        case scheme if scheme in INT4_GROUPS:
             return dequantize_int4(Int4Weight(*packed.data), packed.in_features)
         case _:
             return packed.data[0]

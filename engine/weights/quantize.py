@@ -1,4 +1,4 @@
-"""Integer weights: int8 with one scale per output row, int4 with a scale and a minimum per 32 weights.
+"""Integer weights: int8 with one scale per output row, int4 with a scale and a minimum per 32, 64 or 128 weights.
 
 Both are plain round-to-nearest. int8 is symmetric (Jacob 2018, without zero point); int4 is asymmetric, the
 arithmetic of GGUF's Q4_1: weight = minimum + value * scale with value in 0..15. A source that already lies on such a
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 INT4_GROUP = 32
+INT4_GROUPS = {"int4": 32, "int4_g64": 64, "int4_g128": 128}  # scheme -> weights that share a scale and a minimum
 INT4_LEVELS = 15  # steps between the smallest and the largest value of a group
 INT8_LARGEST = 127
 

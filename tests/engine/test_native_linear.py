@@ -17,11 +17,11 @@ from torch import Tensor
 
 from engine.ops.cpu import CpuOps, native
 from engine.ops.cpu.native import linear as native_linear
-from engine.weights.quantize import INT4_GROUP, dequantize_int4, quantize_int4
+from engine.weights.quantize import INT4_GROUPS, dequantize_int4, quantize_int4
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason=f"no C kernels: {native.reason_unavailable()}")
 
-SCHEMES = ("int4", "int8")
+SCHEMES = ("int4", "int4_g64", "int4_g128", "int8")
 ISAS = native.ISAS[1:]
 
 
@@ -126,29 +126,39 @@ def test_residual_may_be_any_layout_and_stays_untouched() -> None:
     assert torch.equal(got, native_linear.linear(x.contiguous(), packed, residual.contiguous()))
 
 
+@pytest.mark.parametrize("scheme", INT4_GROUPS)
 @settings(deadline=None, max_examples=25)
-@given(out_features=st.integers(1, 70), in_features=st.integers(1, 130), seed=st.integers(0, 1000))
-def test_int4_packing_is_quantize_int4(out_features: int, in_features: int, seed: int) -> None:
+@given(out_features=st.integers(1, 70), in_features=st.integers(1, 300), seed=st.integers(0, 1000))
+def test_int4_packing_is_quantize_int4(scheme: str, out_features: int, in_features: int, seed: int) -> None:
     weight = _random(seed, out_features, in_features)
-    wanted = dequantize_int4(quantize_int4(weight), in_features)
-    got = native_linear.unpack(native_linear.pack(weight, None, "int4"))
+    wanted = dequantize_int4(quantize_int4(weight, INT4_GROUPS[scheme]), in_features)
+    got = native_linear.unpack(native_linear.pack(weight, None, scheme))
     span = weight.amax(dim=1, keepdim=True) - weight.amin(dim=1, keepdim=True)
     # Half a step, and what fp16 rounds of scale and minimum (times up to 15 steps).
     assert ((got - weight).abs() <= span / 15 * 0.52 + 0.004 * weight.abs().max()).all()
     assert (got - wanted).abs().mean() < 0.1 * (wanted - weight).abs().mean() + 1e-3
 
 
+@pytest.mark.parametrize(
+    ("scheme", "bytes_per_weight"), [("int4", 0.625), ("int4_g64", 0.5625), ("int4_g128", 0.53125)]
+)
+def test_larger_groups_are_fewer_bytes(scheme: str, bytes_per_weight: float) -> None:
+    packed = native_linear.pack(_random(0, 32, 512), None, scheme)
+    assert packed.num_bytes == packed.data[0].nbytes == bytes_per_weight * 32 * 512
+
+
 @pytest.mark.parametrize("short", [False, True])
-def test_weights_on_a_grid_of_16_are_kept(short: bool) -> None:
+@pytest.mark.parametrize("scheme", INT4_GROUPS)
+def test_weights_on_a_grid_of_16_are_kept(scheme: str, short: bool) -> None:
     """Q4_1 reaches both ends of its grid, Q4_0 often only one: both come back exactly."""
     generator = torch.Generator().manual_seed(0)
-    values = torch.randint(0, 16, (64, 8, INT4_GROUP), generator=generator)
+    values = torch.randint(0, 16, (64, 8, INT4_GROUPS[scheme]), generator=generator)
     values[:, :, 0], values[:, :, 1] = 0, 13 if short else 15
     values.clamp_(max=13 if short else 15)
     values[:, :, 2] = 1
     scale = torch.rand(64, 8, 1, generator=generator).half().float() + 0.01
     weight = (values * scale.half().float() + (-8 * scale).half().float()).flatten(1)
-    got = native_linear.unpack(native_linear.pack(weight, None, "int4"))
+    got = native_linear.unpack(native_linear.pack(weight, None, scheme))
     assert torch.allclose(got, weight, rtol=1e-3, atol=1e-3 * float(scale.min()))
 
 
@@ -216,7 +226,7 @@ def test_an_environment_variable_chooses_the_path() -> None:
     assert "asks for z80" in answer(RIDGELINE_CPU="z80", RIDGELINE_NATIVE="")
 
 
-@pytest.mark.parametrize("scheme", ["int4", "int8"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @given(num_rows=st.integers(1, 70), seed=st.integers(0, 1000))
 @settings(deadline=None, max_examples=25)
 def test_sensitive_products_keep_what_8_bits_would_round_away(scheme: str, num_rows: int, seed: int) -> None:

@@ -11,8 +11,10 @@ from engine.ops.cpu import CpuOps
 from engine.ops.cpu import products as cpu_products
 from engine.ops.cpu.packing import CpuPacked
 from engine.ops.interface import AttentionParams, Span
+from engine.weights.quantize import INT4_GROUPS
 
 DTYPES = (torch.float32, torch.bfloat16)
+SCHEMES = ("none", "int8", *INT4_GROUPS)
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
@@ -30,7 +32,7 @@ def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((got.float() - wanted.float()).norm() / wanted.float().norm().clamp_min(1e-6))
 
 
-@pytest.mark.parametrize("scheme", ["none", "int8", "int4"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize(("out_features", "in_features"), [(64, 32), (1, 1), (100, 48), (129, 96), (960, 576)])
 @pytest.mark.parametrize("num_rows", [1, 3, 8, 33, 70])
 def test_linear_is_the_product_with_the_unpacked_weights(
@@ -51,7 +53,9 @@ def test_linear_is_the_product_with_the_unpacked_weights(
     assert relative_error(ops.linear(x, packed), wanted - residual.float()) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize(("scheme", "largest"), [("none", 0.0), ("int8", 0.01), ("int4", 0.12)])
+@pytest.mark.parametrize(
+    ("scheme", "largest"), [("none", 0.0), ("int8", 0.01), ("int4", 0.12), ("int4_g64", 0.13), ("int4_g128", 0.14)]
+)
 @pytest.mark.parametrize("shape", [(64, 64), (100, 48), (300, 1000)])
 def test_packed_weights_stand_for_the_original(scheme: str, largest: float, shape: tuple[int, int]) -> None:
     weight = torch.randn(shape, generator=seeded(3))
@@ -63,12 +67,11 @@ def test_packed_weights_stand_for_the_original(scheme: str, largest: float, shap
 def test_packed_bytes_are_what_the_scheme_promises() -> None:
     ops = torch_ops()
     weight = torch.randn(576, 1536, generator=seeded(4))
-    per_weight = {
-        scheme: ops.pack(weight, None, scheme).num_bytes / weight.numel() for scheme in ("none", "int8", "int4")
-    }
+    per_weight = {scheme: ops.pack(weight, None, scheme).num_bytes / weight.numel() for scheme in SCHEMES}
     assert per_weight["none"] == 4.0
     assert 1.0 <= per_weight["int8"] < 1.01
     assert per_weight["int4"] == 0.625  # half a byte, and a bf16 scale and offset per 32 weights
+    assert (per_weight["int4_g64"], per_weight["int4_g128"]) == (0.5625, 0.53125)
 
 
 def test_unknown_scheme_is_refused() -> None:
@@ -76,7 +79,7 @@ def test_unknown_scheme_is_refused() -> None:
         torch_ops().pack(torch.zeros(4, 4), None, "int3")
 
 
-@pytest.mark.parametrize("scheme", ["none", "int8", "int4"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("shape", [(64, 64), (131, 48)])
 def test_embed_gathers_the_rows_of_the_unpacked_table(scheme: str, shape: tuple[int, int]) -> None:
     ops = torch_ops()
@@ -87,7 +90,7 @@ def test_embed_gathers_the_rows_of_the_unpacked_table(scheme: str, shape: tuple[
     assert relative_error(ops.embed(packed, token_ids, 8.0, torch.bfloat16), wanted * 8) < 0.01
 
 
-@pytest.mark.parametrize("scheme", ["none", "int8", "int4"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_head_gives_fp32_logits_capped_when_asked(scheme: str) -> None:
     ops = torch_ops()
     packed = ops.pack(torch.randn(200, 64, generator=seeded(6)), None, scheme)
@@ -126,7 +129,7 @@ def multiply_often(ops: CpuOps, packed: CpuPacked, x: torch.Tensor) -> torch.Ten
     return out
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("scheme", ["int8", "int4", "int4_g128"])
 @pytest.mark.parametrize("shape", [(100, 48), (1024, 2112)])
 def test_batches_keep_a_copy_that_stands_for_the_same_weights(
     scheme: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,8 @@ from engine.quality import fixed_tokens, full_precision, quality, read, referenc
         ("int4", "off", "int4", ["int4"] * 3),
         ("int4", "on", "int8", ["int4"] * 3),
         ("int4", "more", "int8", ["int8", "int4", "int8"]),
+        ("int4_g64", "more", "int8", ["int8", "int4_g64", "int8"]),
+        ("int4_g128", "off", "int4_g128", ["int4_g128"] * 3),
         ("int8", "more", "int8", ["int8"] * 3),
         ("none", "more", "none", ["none"] * 3),
         ("int8", "off", "int8", ["int8"] * 3),
@@ -63,6 +65,16 @@ def test_more_bits_cost_bytes_and_bring_the_text_closer(engine: Engine) -> None:
         kls.append(quality(reference, read(engine, tokens), tokens).mean_kl)
     assert sizes[0] < sizes[1] < sizes[2]
     assert kls[0] > kls[1] > kls[2] > 0
+
+
+def test_larger_groups_hold_fewer_bytes_and_their_paths_say_which(engine: Engine) -> None:
+    sizes = []
+    for weights in ("int4", "int4_g64", "int4_g128"):
+        engine.apply({"weights": weights, "sensitive_layers": "off"})
+        sizes.append(engine.info.weight_bytes)
+        read(engine, fixed_tokens(engine, 20))
+        assert engine.info.active_paths["weights"].startswith(f"{weights}: ")
+    assert sizes[0] > sizes[1] > sizes[2]
 
 
 @pytest.mark.parametrize("fused", ["on", "off"])

@@ -13,9 +13,9 @@ from engine.ops.cpu.int4_layout import BLOCK_ROWS, int4_layout
 from engine.ops.cpu.native import linear as native_linear
 from engine.ops.cpu.native.linear import NativePacked
 from engine.ops.interface import Packed
-from engine.weights.quantize import INT4_GROUP, quantize_int4, quantize_int8, row_slices
+from engine.weights.quantize import INT4_GROUP, INT4_GROUPS, quantize_int4, quantize_int8, row_slices
 
-SCHEMES = ("none", "int8", "int4")
+SCHEMES = ("none", "int8", *INT4_GROUPS)
 _BATCHES_BEFORE_KEEPING = 4  # one short prompt is no reason to spend memory
 _STEPS_TO_KEEP_ALL = 16
 _serial = count()
@@ -52,9 +52,9 @@ def pack(weight: Tensor, bias: Tensor | None, scheme: str, use_native: bool, sen
         values = F.pad(quantized.values, (0, -weight.shape[1] % INT4_GROUP))
         data = (values, quantized.scales.bfloat16())
         path = "int8: torch packed product, bf16 activations"
-    elif scheme == "int4":
-        data = _pack_int4(weight)
-        path = "int4: torch packed product, bf16 activations"
+    elif scheme in INT4_GROUPS:
+        data = _pack_int4(weight, INT4_GROUPS[scheme])
+        path = f"{scheme}: torch packed product, bf16 activations"
     else:
         raise ValueError(f"There is no weight scheme {scheme!r}. Choose one of: {', '.join(SCHEMES)}.")
     if bias is not None:
@@ -64,18 +64,18 @@ def pack(weight: Tensor, bias: Tensor | None, scheme: str, use_native: bool, sen
     return CpuPacked(scheme, out_features, in_features, data, bias, num_bytes, path)
 
 
-def _pack_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
+def _pack_int4(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """(packed bytes, scales and offsets).
 
     Packed: uint8 [rows, in / 2] in torch's layout, rows padded to whole blocks and in to whole groups; scales and offsets: bf16
-    [in / 32, rows, 2], weight = (value - 8) * scale + offset.
+    [in / group, rows, 2], weight = (value - 8) * scale + offset.
     """
     out_features, in_features = weight.shape
     rows_padded = -(-out_features // BLOCK_ROWS) * BLOCK_ROWS
-    in_padded = -(-in_features // INT4_GROUP) * INT4_GROUP
-    quantized = quantize_int4(weight)
+    in_padded = -(-in_features // group) * group
+    quantized = quantize_int4(weight, group)
     packed = torch.zeros(rows_padded, in_padded // 2, dtype=torch.uint8)
-    scales = torch.zeros(in_padded // INT4_GROUP, rows_padded, 2, dtype=torch.bfloat16)
+    scales = torch.zeros(in_padded // group, rows_padded, 2, dtype=torch.bfloat16)
     for rows in row_slices(out_features, in_features, BLOCK_ROWS):
         values = quantized.values[rows]
         values = F.pad(values, (0, 0, 0, -values.shape[0] % BLOCK_ROWS))
@@ -102,10 +102,10 @@ def unpack(packed: Packed) -> Tensor:
 
 
 def unpack_int4_columns(packed: Tensor, scales: Tensor, columns: Tensor) -> None:
-    """Write the weights of packed [rows, in / 2], scales [in / 32, rows, 2] to columns [in, rows].
+    """Write the weights of packed [rows, in / 2], scales [in / group, rows, 2] to columns [in, rows].
 
     The values are centred before they are scaled: the offset from the group's middle is small, so that bf16 rounds it by
-    little; the offset from its smallest value would be rounded by a per cent of a step, the same for all 32 weights.
+    little; the offset from its smallest value would be rounded by a per cent of a step, the same for all its weights.
     """
     int4_layout().write_columns(packed, columns)
     grouped = columns.view(scales.shape[0], -1, columns.shape[1])
@@ -125,7 +125,7 @@ def embedding_rows(packed: Packed, token_ids: Tensor) -> Tensor:
         rows = values.index_select(0, token_ids)[:, : packed.in_features]
         return rows * scales.index_select(0, token_ids).float().unsqueeze(1)
     bytes_, scales = packed.data
-    values = int4_layout().rows(bytes_, token_ids).unflatten(1, (-1, INT4_GROUP))
+    values = int4_layout().rows(bytes_, token_ids).unflatten(1, (scales.shape[0], -1))
     scale, offset = scales.index_select(1, token_ids).float().permute(2, 1, 0).unsqueeze(3)
     rows = (values.float() - 8.0) * scale + offset
     return rows.flatten(1)[:, : packed.in_features]

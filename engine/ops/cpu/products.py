@@ -22,7 +22,7 @@ from engine.ops.cpu.native import linear as native_linear
 from engine.ops.cpu.native.linear import NativePacked
 from engine.ops.cpu.packing import CpuPacked, unpack_int4_columns
 from engine.ops.interface import Packed
-from engine.weights.quantize import INT4_GROUP
+from engine.weights.quantize import INT4_GROUP, INT4_GROUPS
 
 # Rows from which another path is faster, measured for M = 1 to 512 on SmolLM2's shapes.
 BATCH_ROWS = 6  # a kept bf16 copy beats the packed product
@@ -147,13 +147,13 @@ def _packed_product(x: Tensor, packed: Packed) -> Tensor:
     x = _padded(x.bfloat16(), packed)
     if packed.scheme == "int8":
         return torch._weight_int8pack_mm(x, weight, scales)
-    out = torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, INT4_GROUP, scales)
+    out = torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, INT4_GROUPS[packed.scheme], scales)
     return out if weight.shape[0] == packed.out_features else out[:, : packed.out_features]
 
 
 def _padded(x: Tensor, packed: Packed) -> Tensor:
     """x [N, in] with zeros up to whole groups of input features, as the weights were padded."""
-    missing = -packed.in_features % INT4_GROUP
+    missing = -packed.in_features % INT4_GROUPS.get(packed.scheme, INT4_GROUP)
     return F.pad(x, (0, missing)) if missing else x
 
 

@@ -1,12 +1,13 @@
 /* Integer products: packed weights times activations quantized to int8 in groups of 32.
  *
  * Packed weights are blocks of 16 output rows, a group of 32 inputs after the other, so that one 512-bit register holds four inputs of
- * each of the 16 rows:
- *   int4   per group: 4 lines of 64 bytes (line j, row r, byte b: input 4j+b in the low half, input 16+4j+b in the high half), 16 scales
- *          and 16 minimums in fp16; weight = value * scale + minimum
- *   int8   all groups' values (8 lines of 64 bytes each; line j, row r, byte b: input 4j+b), then all groups' 16 scales in fp16, the block
- *          rounded up to 64 bytes; weight = value * scale
- * Rows are padded to whole blocks and inputs to whole groups, with zeros.
+ * each of the 16 rows. A group's values are
+ *   4 bits   4 lines of 64 bytes (line j, row r, byte b: input 4j+b in the low half, input 16+4j+b in the high half)
+ *   8 bits   8 lines of 64 bytes, signed (line j, row r, byte b: input 4j+b)
+ * and every few groups share a header that comes before them, or, for RL_INT8, at the block's end:
+ *   RL_INT4, _G64, _G128   per 1, 2 or 4 groups 16 scales and 16 minimums in fp16; weight = value * scale + minimum
+ *   RL_INT8                all groups' 16 scales in fp16, the block rounded up to 64 bytes; weight = value * scale
+ * Rows are padded to whole blocks and inputs to whole groups, with zeros; the last header may serve fewer groups than the others.
  *
  * One quantized activation row: its int8 values, then per group fp32 scale and fp32 scale * sum of values, then int32 -128 * sum of
  * values; then the values again as int16 in the order 0 2 1 3 of each four (products without VNNI read those for int8 weights).
@@ -18,11 +19,10 @@
 
 #define RL_GROUP 32
 #define RL_BLOCK_ROWS 16
-#define RL_INT4_GROUP_BYTES 320
 #define RL_INT8_GROUP_BYTES 512
 
 /* RL_PRECISE is or-ed to a kind given to rl_linear: activations keep 16 bits (precise.c). */
-enum rl_kind { RL_INT4 = 4, RL_INT8 = 8, RL_PRECISE = 64 };
+enum rl_kind { RL_INT4 = 4, RL_INT4_G64 = 5, RL_INT4_G128 = 6, RL_INT8 = 8, RL_PRECISE = 64 };
 
 typedef struct {
     int64_t kind; /* enum rl_kind */
@@ -39,10 +39,25 @@ typedef struct {
 
 static inline int64_t rl_num_groups(int64_t in_features) { return (in_features + RL_GROUP - 1) / RL_GROUP; }
 static inline int64_t rl_num_blocks(int64_t out_features) { return (out_features + RL_BLOCK_ROWS - 1) / RL_BLOCK_ROWS; }
+
+/* Groups that share a header. */
+static inline int64_t rl_header_groups(int64_t kind) { return kind == RL_INT4_G128 ? 4 : kind == RL_INT4_G64 ? 2 : 1; }
+/* Bytes of a header before its groups, and of a group's values. */
+static inline int64_t rl_header_bytes(int64_t kind) { return kind == RL_INT8 ? 0 : 64; }
+static inline int64_t rl_group_bytes(int64_t kind) { return kind == RL_INT8 ? RL_INT8_GROUP_BYTES : 256; }
+/* Where a group's header and its values lie in a block. */
+static inline int64_t rl_header_at(int64_t kind, int64_t group) {
+    int64_t header = group / rl_header_groups(kind);
+    return header * (rl_header_bytes(kind) + rl_header_groups(kind) * rl_group_bytes(kind));
+}
+static inline int64_t rl_values_at(int64_t kind, int64_t group) {
+    int64_t headers = group / rl_header_groups(kind) + 1;
+    return headers * rl_header_bytes(kind) + group * rl_group_bytes(kind);
+}
 static inline int64_t rl_block_bytes(int64_t kind, int64_t num_groups) {
-    if (kind == RL_INT4)
-        return num_groups * RL_INT4_GROUP_BYTES;
-    return (num_groups * (RL_INT8_GROUP_BYTES + 2 * RL_BLOCK_ROWS) + 63) / 64 * 64;
+    if (kind == RL_INT8)
+        return (num_groups * (RL_INT8_GROUP_BYTES + 2 * RL_BLOCK_ROWS) + 63) / 64 * 64;
+    return rl_values_at(kind, num_groups - 1) + rl_group_bytes(kind);
 }
 
 /* Offsets in a quantized activation row. */

@@ -1,4 +1,4 @@
-"""Integer weights for the C kernels: int4 with a scale and a minimum per 32 weights, int8 with a scale per 32.
+"""Integer weights for the C kernels: int4 with a scale and a minimum per 32, 64 or 128 weights, int8 with a scale per 32.
 
 Activations come and go in fp32; inside a product they are int8 with a scale per 32 (dynamic quantization, as in llama.cpp's Q8_1). A row's
 result is the same alone and in a batch. The layout is described in linear.h.
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from engine.ops.cpu import native
 from engine.ops.interface import Packed
-from engine.weights.quantize import INT4_GROUP, has_short_grids
+from engine.weights.quantize import INT4_GROUPS, has_short_grids
 
-SCHEMES = {"int4": 4, "int8": 8}  # scheme -> enum rl_kind
+SCHEMES = {"int4": 4, "int4_g64": 5, "int4_g128": 6, "int8": 8}  # scheme -> enum rl_kind
 _PRECISE = 64  # RL_PRECISE of linear.h
 
 
@@ -63,7 +63,7 @@ def pack(weight: Tensor, bias: Tensor | None, scheme: str, sensitive: bool = Fal
     out_features, in_features = weight.shape
     kind = SCHEMES[scheme]
     packed = torch.empty(_entry("rl_packed_bytes")(kind, out_features, in_features), dtype=torch.uint8)
-    search = scheme == "int4" and has_short_grids(weight, INT4_GROUP)
+    search = scheme in INT4_GROUPS and has_short_grids(weight, INT4_GROUPS[scheme])
     if _entry("rl_pack")(kind, weight.data_ptr(), out_features, in_features, int(search), packed.data_ptr()) < 0:
         raise ValueError("A weight matrix holds NaN or infinite values. The model file is damaged; download it again.")
     bias = None if bias is None else bias.float().contiguous()

@@ -117,24 +117,27 @@ ALWAYS_INLINE void int4_group(const int R, const uint8_t *line, const uint8_t *c
 #endif
 }
 
-ALWAYS_INLINE void int4_block(const int R, const rl_product *p, int64_t block, int64_t row) {
-    const int64_t num_groups = p->num_groups;
+ALWAYS_INLINE void int4_block(const int kind, const int R, const rl_product *p, int64_t block, int64_t row) {
+    const int64_t num_groups = p->num_groups, together = rl_header_groups(kind);
     const uint8_t *rows[MOST_ROWS];
     UNROLL for (int r = 0; r < R; r++) rows[r] = p->rows + (row + r) * p->row_bytes;
     const int64_t scales_at = rl_scales_at(num_groups), sums_at = rl_sums_at(num_groups);
     for (int half = 0; half < RL_BLOCK_ROWS / LANES; half++) {
         const uint8_t *line = p->weights + block * p->block_bytes;
-        vf total[MOST_ROWS];
+        vf scale = vf_zero(), minimum = vf_zero(), total[MOST_ROWS];
         UNROLL for (int r = 0; r < R; r++) total[r] = vf_zero();
-        for (int64_t group = 0; group < num_groups; group++, line += RL_INT4_GROUP_BYTES) {
+        for (int64_t group = 0; group < num_groups; group++, line += rl_group_bytes(kind)) {
+            if (group % together == 0) {
+                scale = vf_from_half(line + half * LANES * 2);
+                minimum = vf_from_half(line + 32 + half * LANES * 2);
+                line += rl_header_bytes(kind);
+            }
             const uint8_t *q[MOST_ROWS];
             UNROLL for (int r = 0; r < R; r++) q[r] = rows[r] + group * RL_GROUP;
             vi sums[MOST_ROWS];
             if (R <= 2)
                 _mm_prefetch((const char *)line + 4096, _MM_HINT_T0);
             int4_group(R, line + half * LANES * 4, q, sums);
-            vf scale = vf_from_half(line + 256 + half * LANES * 2);
-            vf minimum = vf_from_half(line + 288 + half * LANES * 2);
             UNROLL for (int r = 0; r < R; r++) {
                 vf both = vf_mul(scale, vf_all(*(const float *)(rows[r] + scales_at + 4 * group)));
                 total[r] = vf_fma(vf_from_int(sums[r]), both, total[r]);
@@ -145,7 +148,8 @@ ALWAYS_INLINE void int4_block(const int R, const rl_product *p, int64_t block, i
     }
 }
 
-ALWAYS_INLINE void int8_block(const int R, const rl_product *p, int64_t block, int64_t row) {
+ALWAYS_INLINE void int8_block(const int kind, const int R, const rl_product *p, int64_t block, int64_t row) {
+    (void)kind;
     const int64_t num_groups = p->num_groups;
     const uint8_t *rows[MOST_ROWS];
     UNROLL for (int r = 0; r < R; r++) rows[r] = p->rows + (row + r) * p->row_bytes;
@@ -190,35 +194,50 @@ ALWAYS_INLINE void int8_block(const int R, const rl_product *p, int64_t block, i
     }
 }
 
-#define ROWS(name, R)                                                                                                  \
-    static void name##_##R(const rl_product *p, int64_t block, int64_t row) { name##_block(R, p, block, row); }
-ROWS(int4, 1)
-ROWS(int4, 2)
-ROWS(int4, 3)
-ROWS(int4, 4)
-ROWS(int8, 1)
-ROWS(int8, 2)
-ROWS(int8, 3)
-ROWS(int8, 4)
-#if MOST_ROWS == 8
-ROWS(int4, 8)
-ROWS(int8, 8)
-#endif
-
 typedef void (*block_fn)(const rl_product *, int64_t block, int64_t row);
 
+/* name[n] multiplies n rows, up to 4; name[5] MOST_ROWS. */
+#define ROWS(name, body, kind, R)                                                                                      \
+    static void name##_##R(const rl_product *p, int64_t block, int64_t row) { body(kind, R, p, block, row); }
+#if MOST_ROWS == 8
+#define KIND(name, body, kind)                                                                                         \
+    ROWS(name, body, kind, 1)                                                                                          \
+    ROWS(name, body, kind, 2)                                                                                          \
+    ROWS(name, body, kind, 3)                                                                                          \
+    ROWS(name, body, kind, 4)                                                                                          \
+    ROWS(name, body, kind, 8)                                                                                          \
+    static const block_fn name[] = {0, name##_1, name##_2, name##_3, name##_4, name##_8};
+#else
+#define KIND(name, body, kind)                                                                                         \
+    ROWS(name, body, kind, 1)                                                                                          \
+    ROWS(name, body, kind, 2)                                                                                          \
+    ROWS(name, body, kind, 3)                                                                                          \
+    ROWS(name, body, kind, 4)                                                                                          \
+    static const block_fn name[] = {0, name##_1, name##_2, name##_3, name##_4, name##_4};
+#endif
+KIND(int4, int4_block, RL_INT4)
+KIND(int4_g64, int4_block, RL_INT4_G64)
+KIND(int4_g128, int4_block, RL_INT4_G128)
+KIND(int8, int8_block, RL_INT8)
+
+static const block_fn *functions_of(int64_t kind) {
+    switch (kind) {
+    case RL_INT4: return int4;
+    case RL_INT4_G64: return int4_g64;
+    case RL_INT4_G128: return int4_g128;
+    default: return int8;
+    }
+}
+
 void RL_FN(rl_product_tile)(const rl_product *p, int64_t first, int64_t last, int64_t row, int64_t end) {
-    static const block_fn few[2][5] = {{0, int4_1, int4_2, int4_3, int4_4}, {0, int8_1, int8_2, int8_3, int8_4}};
-    const int kind = p->kind == RL_INT8;
+    const block_fn *functions = functions_of(p->kind);
     for (int64_t block = first; block < last; block++) {
         int64_t r = row;
-#if MOST_ROWS == 8
-        for (; r + 8 <= end; r += 8)
-            (kind ? int8_8 : int4_8)(p, block, r);
-#endif
+        for (; r + MOST_ROWS <= end; r += MOST_ROWS)
+            functions[5](p, block, r);
         while (r < end) {
             int64_t count = end - r < 4 ? end - r : 4;
-            few[kind][count](p, block, r);
+            functions[count](p, block, r);
             r += count;
         }
     }

@@ -8,6 +8,7 @@
 
 #define ON_GRID 1e-3f /* a weight this close to a grid point, in steps, lies on it (fp16 sources round by less) */
 #define LEVELS 15
+#define MOST_TOGETHER 4 /* groups that share a scale */
 
 /* Built for AVX2 like the rest, since without it nothing of this library runs. */
 #define AVX2 __attribute__((target("avx2,fma,f16c")))
@@ -23,10 +24,10 @@ typedef struct {
     atomic_int has_bad;
 } pack_job;
 
-/* Whether all weights lie at minimum + whole number * span / steps. */
-AVX2 static int is_on_grid(const float *w, float minimum, float span, float steps) {
+/* Whether all ``count`` weights lie at minimum + whole number * span / steps. */
+AVX2 static int is_on_grid(const float *w, int count, float minimum, float span, float steps) {
     float inverse = steps / span, worst = 0.0f;
-    for (int i = 0; i < RL_GROUP; i++) {
+    for (int i = 0; i < count; i++) {
         float position = (w[i] - minimum) * inverse;
         worst = fmaxf(worst, fabsf(position - rintf(position)));
     }
@@ -34,16 +35,17 @@ AVX2 static int is_on_grid(const float *w, float minimum, float span, float step
 }
 
 /* Steps between the ends of a group: the fewest that put all its weights on a grid, else 15. */
-AVX2 static float grid_steps(const float *w, float minimum, float span) {
+AVX2 static float grid_steps(const float *w, int count, float minimum, float span) {
     for (int steps = 1; steps < LEVELS; steps++)
-        if (is_on_grid(w, minimum, span, (float)steps))
+        if (is_on_grid(w, count, minimum, span, (float)steps))
             return (float)steps;
     return LEVELS;
 }
 
-AVX2 static int pack_int4_group(const float *w, int search, int lane, uint8_t *group) {
+/* Weights [count] that share a scale and a minimum: 1, 2 or 4 whole groups. */
+AVX2 static int pack_int4_groups(const float *w, int count, int search, int lane, uint8_t *header) {
     float minimum = w[0], largest = w[0], total = 0.0f;
-    for (int i = 0; i < RL_GROUP; i++) {
+    for (int i = 0; i < count; i++) {
         minimum = w[i] < minimum ? w[i] : minimum;
         largest = w[i] > largest ? w[i] : largest;
         total += w[i];
@@ -51,19 +53,22 @@ AVX2 static int pack_int4_group(const float *w, int search, int lane, uint8_t *g
     float span = largest - minimum;
     if (!isfinite(span) || !isfinite(total))
         return 0;
-    float steps = search && span > 0.0f ? grid_steps(w, minimum, span) : LEVELS;
+    float steps = search && span > 0.0f ? grid_steps(w, count, minimum, span) : LEVELS;
     uint16_t scale = half_from_float(span / steps), least = half_from_float(minimum);
     float step = float_from_half(scale), from = float_from_half(least);
     float inverse = step > 0.0f ? 1.0f / step : 0.0f;
-    uint8_t q[RL_GROUP];
-    for (int i = 0; i < RL_GROUP; i++) {
-        float position = rintf((w[i] - from) * inverse);
-        q[i] = (uint8_t)(position < 0.0f ? 0.0f : position > LEVELS ? LEVELS : position);
+    memcpy(header + 2 * lane, &scale, 2);
+    memcpy(header + 32 + 2 * lane, &least, 2);
+    uint8_t *group = header + rl_header_bytes(RL_INT4);
+    for (int start = 0; start < count; start += RL_GROUP, group += rl_group_bytes(RL_INT4)) {
+        uint8_t q[RL_GROUP];
+        for (int i = 0; i < RL_GROUP; i++) {
+            float position = rintf((w[start + i] - from) * inverse);
+            q[i] = (uint8_t)(position < 0.0f ? 0.0f : position > LEVELS ? LEVELS : position);
+        }
+        for (int i = 0; i < RL_GROUP / 2; i++)
+            group[64 * (i / 4) + 4 * lane + i % 4] = (uint8_t)(q[i] | q[i + 16] << 4);
     }
-    for (int i = 0; i < RL_GROUP / 2; i++)
-        group[64 * (i / 4) + 4 * lane + i % 4] = (uint8_t)(q[i] | q[i + 16] << 4);
-    memcpy(group + 256 + 2 * lane, &scale, 2);
-    memcpy(group + 288 + 2 * lane, &least, 2);
     return 1;
 }
 
@@ -90,24 +95,26 @@ AVX2 static int pack_int8_group(const float *w, int lane, uint8_t *values, uint8
 AVX2 static void pack_piece(void *arg, int64_t block) {
     pack_job *job = arg;
     uint8_t *packed = job->packed + block * job->block_bytes;
+    const int64_t together = rl_header_groups(job->kind);
     memset(packed, 0, (size_t)job->block_bytes);
     for (int lane = 0; lane < RL_BLOCK_ROWS; lane++) {
         int64_t row = block * RL_BLOCK_ROWS + lane;
         if (row >= job->out_features)
             break;
-        for (int64_t group = 0; group < job->num_groups; group++) {
-            float padded[RL_GROUP];
+        for (int64_t group = 0; group < job->num_groups; group += together) {
+            float padded[MOST_TOGETHER * RL_GROUP];
             const float *w = job->weights + row * job->in_features + group * RL_GROUP;
-            int64_t left = job->in_features - group * RL_GROUP;
-            if (left < RL_GROUP) { /* a short last group repeats its last weight, which moves no extreme */
-                for (int64_t i = 0; i < RL_GROUP; i++)
+            int64_t groups = job->num_groups - group < together ? job->num_groups - group : together;
+            int64_t count = groups * RL_GROUP, left = job->in_features - group * RL_GROUP;
+            if (left < count) { /* a short last group repeats its last weight, which moves no extreme */
+                for (int64_t i = 0; i < count; i++)
                     padded[i] = w[i < left ? i : left - 1];
                 w = padded;
             }
-            int is_good = job->kind == RL_INT4
-                              ? pack_int4_group(w, job->search, lane, packed + group * RL_INT4_GROUP_BYTES)
-                              : pack_int8_group(w, lane, packed + group * RL_INT8_GROUP_BYTES,
-                                                packed + job->num_groups * RL_INT8_GROUP_BYTES + group * RL_BLOCK_ROWS * 2);
+            int is_good = job->kind == RL_INT8
+                              ? pack_int8_group(w, lane, packed + group * RL_INT8_GROUP_BYTES,
+                                                packed + job->num_groups * RL_INT8_GROUP_BYTES + group * RL_BLOCK_ROWS * 2)
+                              : pack_int4_groups(w, (int)count, job->search, lane, packed + rl_header_at(job->kind, group));
             if (!is_good)
                 atomic_store(&job->has_bad, 1);
         }
@@ -130,28 +137,35 @@ RL_API int64_t rl_pack(int64_t kind, const float *weights, int64_t out_features,
     return atomic_load(&job.has_bad) ? -1 : 0;
 }
 
+/* The scale and minimum of a group in lane ``lane`` of its block. */
+AVX2 static void scale_of(int64_t kind, const uint8_t *block, int lane, int64_t num_groups, int64_t group, float *scale,
+                          float *minimum) {
+    const uint8_t *header = kind == RL_INT8
+                                ? block + num_groups * RL_INT8_GROUP_BYTES + group * RL_BLOCK_ROWS * 2
+                                : block + rl_header_at(kind, group);
+    uint16_t halves[2] = {0, 0};
+    memcpy(&halves[0], header + 2 * lane, 2);
+    if (kind != RL_INT8)
+        memcpy(&halves[1], header + 32 + 2 * lane, 2);
+    *scale = float_from_half(halves[0]), *minimum = float_from_half(halves[1]);
+}
+
+AVX2 static float value_at(int64_t kind, const uint8_t *values, int lane, int i) {
+    if (kind == RL_INT8)
+        return (float)(int8_t)values[64 * (i / 4) + 4 * lane + i % 4];
+    uint8_t both = values[64 * (i % 16 / 4) + 4 * lane + i % 4];
+    return (float)(i < 16 ? both & 15 : both >> 4);
+}
+
 AVX2 static void unpack_row(int64_t kind, const uint8_t *block, int lane, int64_t in_features, float *out) {
     int64_t num_groups = rl_num_groups(in_features);
     for (int64_t group = 0; group < num_groups; group++) {
         int64_t left = in_features - group * RL_GROUP, count = left < RL_GROUP ? left : RL_GROUP;
-        const uint8_t *values = block + group * (kind == RL_INT4 ? RL_INT4_GROUP_BYTES : RL_INT8_GROUP_BYTES);
-        const uint8_t *scales = kind == RL_INT4 ? values + 256
-                                                : block + num_groups * RL_INT8_GROUP_BYTES + group * RL_BLOCK_ROWS * 2;
-        uint16_t halves[2] = {0, 0};
-        memcpy(&halves[0], scales + 2 * lane, 2);
-        if (kind == RL_INT4)
-            memcpy(&halves[1], scales + 32 + 2 * lane, 2);
-        float scale = float_from_half(halves[0]), minimum = float_from_half(halves[1]);
-        for (int i = 0; i < count; i++) {
-            float value;
-            if (kind == RL_INT4) {
-                uint8_t both = values[64 * (i % 16 / 4) + 4 * lane + i % 4];
-                value = (float)(i < 16 ? both & 15 : both >> 4);
-            } else {
-                value = (float)(int8_t)values[64 * (i / 4) + 4 * lane + i % 4];
-            }
-            out[group * RL_GROUP + i] = value * scale + minimum;
-        }
+        const uint8_t *values = block + rl_values_at(kind, group);
+        float scale, minimum;
+        scale_of(kind, block, lane, num_groups, group, &scale, &minimum);
+        for (int i = 0; i < count; i++)
+            out[group * RL_GROUP + i] = value_at(kind, values, lane, i) * scale + minimum;
     }
 }
 
