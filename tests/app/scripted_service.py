@@ -52,7 +52,16 @@ from engine.options import Capabilities, Options, check
 
 BANDWIDTH = 14.5e9
 THROUGHPUT = 150e9
-WEIGHT_BYTES = {"none": 537_000_000, "int8": 135_000_000, "int4": 98_000_000}
+WEIGHT_BYTES = {
+    "none": 537_000_000,
+    "int8": 135_000_000,
+    "int4": 98_000_000,
+    "int4_g64": 91_000_000,
+    "int4_g128": 88_000_000,
+    "nf4": 90_000_000,
+    "llm_int8": 135_000_000,
+    "as_stored": 98_000_000,
+}
 NUM_WEIGHTS = 134_000_000
 KV_BYTES_PER_TOKEN = 23_040
 PAGE_SIZE = 16
