@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from engine.commands import Message
+from engine.commands import Message, Prompt
 
 MOST_REPLY_TOKENS = 512  # room kept free for the reply, at most
 _BITES_PER_WINDOW = 4
@@ -90,3 +90,26 @@ def _refusal(num_tokens: int, limit: int, has_system: bool) -> str:
         f"{what} {num_tokens:,} tokens, and the window holds {limit:,} with the reply, "
         "so leaving out older messages does not help. Shorten the message, or choose a model with a longer window."
     )
+
+
+def encode_within(
+    prompt: Prompt, encode: Callable[[Prompt], list[int]], context_length: int, room: int, may_drop: bool
+) -> tuple[list[int], int]:
+    """Tokens of ``prompt``, and how many messages were left out of it.
+
+    may_drop: it is a conversation, whose oldest turns may go when it does not leave ``room`` tokens for the reply.
+    Raises ValueError when nothing is left of it, or when it fills the window of ``context_length`` tokens.
+    """
+    tokens, num_dropped = encode(prompt), 0
+    if may_drop and len(tokens) > context_length - room:
+        messages = [message for message in prompt if isinstance(message, Message)]
+        kept, num_dropped = fit(messages, lambda its: len(encode(tuple(its))), context_length, room)
+        tokens = encode(kept)
+    if not tokens:
+        raise ValueError("The prompt is empty. Write something first.")
+    if len(tokens) >= context_length:
+        raise ValueError(
+            f"The prompt has {len(tokens):,} tokens, and the window holds {context_length:,} with the reply. "
+            "Shorten the prompt, or start a new chat."
+        )
+    return tokens, num_dropped

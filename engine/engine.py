@@ -13,8 +13,9 @@ import psutil
 import torch
 from torch import Tensor
 
+from engine.accounting import Accountant, ledger_model
 from engine.commands import Message, Overflow, Prompt
-from engine.context import fit, reply_room
+from engine.context import encode_within, reply_room
 from engine.events import (
     Completion,
     Event,
@@ -25,23 +26,20 @@ from engine.events import (
     ModelLoaded,
     OptionsApplied,
     PageMap,
-    Phase,
-    RequestProgress,
     StepRecord,
     TokenDelta,
 )
-from engine.kv.cache import KvCache
-from engine.kv.layout import NUM_SINKS, KvLayout
 from engine.kv.pool import PagePool
+from engine.kv.room import PAGE_SIZE, kv_budget, layout_for, make_cache, num_pages
+from engine.kv.switches import sparse_pages, user_window
 from engine.model.load import LoadedModel, load_model
 from engine.ops.cpu import native
 from engine.options import Capabilities, Kind, Options, entry, unavailable
 from engine.params import SamplingParams
 from engine.reply import Accepted, Reply
 from engine.roofline import machine
-from engine.roofline.ledger import LedgerItem, LedgerModel, account, compute_seconds, memory_seconds
 from engine.runner import build_batch
-from engine.scheduler import Item, Policy, Request, Scheduler, StepPlan
+from engine.scheduler import Policy, Request, Scheduler, StepPlan
 from engine.speculation.candidates import Candidate, candidates
 from engine.speculation.make import NO_DRAFT, Draft, load_draft, make_speculator
 from engine.speculation.speculator import Speculator
@@ -51,10 +49,7 @@ from engine.weights.locate import locate
 log = logging.getLogger(__name__)
 
 DEFAULT_PARAMS = SamplingParams()
-PAGE_SIZE = 32  # tokens
 READ_TOKENS = 64  # per step of ``read_text``: their logits are all wanted, 4 bytes * vocabulary each
-KV_SHARE_OF_FREE_MEMORY = 0.3
-KV_BYTES_WANTED = 512 * 2**20  # room for several chats, even when one window needs less
 
 Progress = Callable[[str, float], None]
 ChatMessages = Sequence[Mapping[str, str]]
@@ -83,12 +78,11 @@ class Engine:
     ) -> None:
         self._source = source
         self._path = path
-        self._figures = figures
+        self._accountant = Accountant(figures)
         self._kv_bytes = kv_bytes
         self._replies: dict[int, Reply] = {}
         self._undelivered: list[Event] = []
         self._request_ids = itertools.count(1)
-        self._step_index = 0
         self.options = options
         self._draft = draft
         self._speculator: Speculator | None = None
@@ -161,7 +155,7 @@ class Engine:
             load_seconds=loaded.load_seconds,
             has_chat_template=loaded.text.has_chat_template,
             active_paths=self._active_paths(),
-            machine=self._figures,
+            machine=self._accountant.figures,
         )
 
     def loaded_event(self) -> ModelLoaded:
@@ -211,19 +205,10 @@ class Engine:
         number = next(self._request_ids) if request_id is None else request_id
         prompt = _as_prompt(prompt)
         is_conversation = not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], Message)
-        tokens, num_dropped = self._loaded.text.encode(prompt), 0
         room = reply_room(self.context_length, params.max_tokens)
-        if overflow == "drop_oldest" and is_conversation and len(tokens) > self.context_length - room:
-            messages = [message for message in prompt if isinstance(message, Message)]
-            kept, num_dropped = fit(messages, self.count_tokens, self.context_length, room)
-            tokens = self._loaded.text.encode(kept)
-        if not tokens:
-            raise ValueError("The prompt is empty. Write something first.")
-        if len(tokens) >= self.context_length:
-            raise ValueError(
-                f"The prompt has {len(tokens):,} tokens, and the window holds {self.context_length:,} with the reply. "
-                "Shorten the prompt, or start a new chat."
-            )
+        tokens, num_dropped = encode_within(
+            prompt, self._loaded.text.encode, self.context_length, room, is_conversation and overflow == "drop_oldest"
+        )
         most = self.context_length if params.max_tokens is None else params.max_tokens
         request = Request(number, tokens, len(tokens), most)
         reply = Reply(request, params, self._loaded.text, submitted_at, is_conversation, num_dropped)
@@ -373,20 +358,20 @@ class Engine:
         options = self.options.replaced(changes, self.capabilities)
         changed = self.options.changed(options)
         reloads = any(entry(key).kind is Kind.WEIGHTS for key in changed)
-        relaid = not reloads and self._layout(options) != self._cache.layout
+        relaid = not reloads and layout_for(self._loaded, options) != self._cache.layout
         preempted = 0
         if reloads:
             preempted = self._reload(options, progress, cancelled)
         elif relaid:
             preempted = self._lay_out_again(options)
         preempted += self._scheduler.change_policy(self._policy(options))
-        self._cache.window = _user_window(options)
+        self._cache.window = user_window(options)
         if "sparse" in changed:  # texts computed one way are not offered to chats that compute the other way
             self._scheduler.pool.clear_index()
-            self._cache.set_sparse(_sparse_pages(options), self._scheduler.pool.held_pages())
+            self._cache.set_sparse(sparse_pages(options), self._scheduler.pool.held_pages())
         self._loaded.model.set_fused(options.on("fused_ops"))
         self.options = options
-        self._ledger_model = self._make_ledger_model(options)
+        self._account_for(options)
         if reloads or relaid or {"speculation", "draft_length", "fused_ops"} & set(changed):
             self._speculator = self._make_speculator()
         seconds = time.perf_counter() - started
@@ -406,7 +391,7 @@ class Engine:
 
     def _lay_out_again(self, options: Options) -> int:
         """An empty cache of another layout in the memory of the old one; running requests are computed again."""
-        self._num_pages(self._layout(options))  # raises before anything is given up
+        num_pages(layout_for(self._loaded, options), self._kv_budget)  # raises before anything is given up
         preempted = self._scheduler.preempt_all()
         self._make_cache(options)
         self._move_requests()
@@ -423,39 +408,20 @@ class Engine:
     # -- memory -------------------------------------------------------------------------------
 
     def _hold(self, loaded: LoadedModel, options: Options) -> None:
-        spec, dtype = loaded.spec, loaded.model.kv_dtype
         self._loaded = loaded
-        self._kv_budget = self._kv_bytes or _default_kv_bytes(
-            spec.max_position * spec.kv_bytes_per_token(dtype.itemsize)
-        )
+        self._kv_budget = self._kv_bytes or kv_budget(loaded)
+        num_pages(layout_for(loaded, options), self._kv_budget)
         self._make_cache(options)
 
     def _make_cache(self, options: Options) -> None:
-        """As many pages as the budget holds in the layout that ``options`` ask for. ValueError when that is none."""
-        model, spec = self._loaded.model, self._loaded.spec
-        layout = self._layout(options)
-        num_pages = self._num_pages(layout)
-        scales = None if layout.kv_dtype == "native" else model.kv_scales()
-        self._cache = KvCache(spec, 0, PAGE_SIZE, model.kv_dtype)  # the old one goes before the new one comes
-        self._cache = KvCache(spec, num_pages, PAGE_SIZE, model.kv_dtype, layout=layout, scales=scales)
-        self._cache.window = _user_window(options)
-        self._cache.set_sparse(_sparse_pages(options))
-        self._page_bytes = layout.token_bytes * PAGE_SIZE
-        self.context_length = min(spec.max_position, (num_pages - 1) * PAGE_SIZE)
-        self._ledger_model = self._make_ledger_model(options)
+        """As many pages as the budget holds in the layout that ``options`` ask for."""
+        self.__dict__.pop("_cache", None)  # the old one goes before the new one comes
+        self._cache = make_cache(self._loaded, options, self._kv_budget)
+        self.context_length = min(self._loaded.spec.max_position, (self._cache.num_pages - 1) * PAGE_SIZE)
+        self._account_for(options)
 
-    def _layout(self, options: Options) -> KvLayout:
-        return KvLayout.of(self._loaded.spec, options, self._loaded.model.kv_dtype.itemsize)
-
-    def _num_pages(self, layout: KvLayout) -> int:
-        page_bytes = layout.token_bytes * PAGE_SIZE
-        num_pages = 1 + self._kv_budget // page_bytes
-        if num_pages < 2:
-            raise ValueError(
-                f"One page of KV cache needs {page_bytes:,} bytes and {self._kv_budget:,} are available. "
-                "Close other programs, or choose a smaller model."
-            )
-        return num_pages
+    def _account_for(self, options: Options) -> None:
+        self._accountant.model = ledger_model(self._loaded, self._cache.layout, options, PAGE_SIZE)
 
     def _policy(self, options: Options) -> Policy:
         return Policy.of(options, self._loaded.spec)
@@ -468,25 +434,6 @@ class Engine:
 
     def _make_speculator(self) -> Speculator | None:
         return make_speculator(self.options, self._loaded, self._draft, self._cache.num_pages, PAGE_SIZE)
-
-    def _make_ledger_model(self, options: Options) -> LedgerModel:
-        model, window = self._loaded.model, _user_window(options)
-        sizes = model.weight_sizes
-        return LedgerModel(
-            spec=self._loaded.spec if window is None else self._loaded.spec.with_window(window, NUM_SINKS),
-            block_bytes=sizes.block_bytes,
-            head_bytes=sizes.head_bytes,
-            embedding_row_bytes=sizes.embedding_row_bytes,
-            activation_bytes=model.activation_dtype.itemsize,
-            kv_layer_token_bytes=self._cache.layout.layer_token_bytes,
-            compute_dtype=model.product_dtype,
-            fused=options.on("fused_ops"),
-            sparse_pages=_sparse_pages(options),
-            page_size=PAGE_SIZE,
-            page_bound_bytes=self._cache.layout.page_bound_bytes,
-            block_passes=sizes.block_passes,
-            head_passes=sizes.head_passes,
-        )
 
     # -- one step, in parts -------------------------------------------------------------------
 
@@ -532,49 +479,11 @@ class Engine:
         return accepted, events + endings
 
     def _record(self, plan: StepPlan, accepted: Mapping[int, Accepted], started: float) -> StepRecord:
-        items = plan.items
-        cost = account(
-            self._ledger_model,
-            [
-                LedgerItem(item.count, item.context, item.wants_logits, item.num_drafts, item.is_plain_decode)
-                for item in items
-            ],
-        )
         paths = self._active_paths()
         if self._speculator:
             paths["speculation"] = self._speculator.describe()
-        num_prefill = sum(item.count for item in items if item.is_prefill)
-        num_decode = sum(item.count for item in items if not item.is_prefill)
-        ended = time.perf_counter()
-        self._step_index += 1
-        self._learn_bandwidth(cost.total_bytes / (ended - started))
-        return StepRecord(
-            index=self._step_index,
-            ended_at=ended,
-            phase=_phase(num_prefill, num_decode),
-            step_seconds=ended - started,
-            memory_seconds=memory_seconds(cost, self._figures),
-            compute_seconds=compute_seconds(cost, self._figures, self._ledger_model.compute_dtype),
-            cost=cost,
-            num_prefill_tokens=num_prefill,
-            num_decode_tokens=num_decode,
-            num_new_tokens=sum(its.num_kept for its in accepted.values()),
-            batch=len(items),
-            waiting=len(self._scheduler.waiting),
-            pool=self._scheduler.snapshot(self._page_bytes),
-            requests=tuple(
-                RequestProgress(item.request.request_id, item.count, _num_new(item, accepted), item.request.num_tokens)
-                for item in items
-            ),
-            active_paths=paths,
-            num_drafted=sum(its.num_tested for its in accepted.values()),
-            num_accepted=sum(its.num_accepted for its in accepted.values()),
-        )
-
-    def _learn_bandwidth(self, bytes_per_second: float) -> None:
-        """A step that moved bytes faster than this machine was measured to shows that something else ran while it was."""
-        if bytes_per_second > self._figures.read_bytes_per_second:
-            self._figures = replace(self._figures, read_bytes_per_second=bytes_per_second)
+        pool = self._scheduler.snapshot(self._cache.layout.token_bytes * PAGE_SIZE)
+        return self._accountant.record(plan, accepted, started, len(self._scheduler.waiting), pool, paths)
 
     def _end(self, reply: Reply, reason: FinishReason, message: str = "") -> Finished:
         self._scheduler.remove(reply.request)
@@ -610,35 +519,11 @@ def _load(path: Path, options: Options, progress: Progress, cancelled: Callable[
     )
 
 
-def _default_kv_bytes(window_bytes: int) -> int:
-    most = int(psutil.virtual_memory().available * KV_SHARE_OF_FREE_MEMORY)
-    return min(max(window_bytes, KV_BYTES_WANTED), most)
-
-
-def _user_window(options: Mapping[str, str]) -> int | None:
-    return None if options["window"] == "model" else int(options["window"])
-
-
-def _sparse_pages(options: Mapping[str, str]) -> int | None:
-    return None if options["sparse"] == "off" else int(options["sparse"])
-
-
 def _as_prompt(prompt: Prompt | ChatMessages) -> Prompt:
     """Messages may also be given as {"role", "content"} mappings."""
     if isinstance(prompt, str) or not any(isinstance(part, Mapping) for part in prompt):
         return prompt if isinstance(prompt, str) else tuple(prompt)  # type: ignore[return-value]
     return tuple(Message(part["role"], part["content"]) for part in prompt)  # type: ignore[arg-type, index]
-
-
-def _num_new(item: Item, accepted: Mapping[int, Accepted]) -> int:
-    its = accepted.get(item.request.request_id)
-    return its.num_kept if its else 0
-
-
-def _phase(num_prefill: int, num_decode: int) -> Phase:
-    if num_prefill and num_decode:
-        return Phase.MIXED
-    return Phase.PREFILL if num_prefill else Phase.DECODE
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -19,7 +19,7 @@ SMALL = ["--rounds", "1", "--new-tokens", "4", "--quality-tokens", "12", "-p", "
 
 @pytest.fixture(autouse=True)
 def small_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.engine.KV_BYTES_WANTED", 1 << 20)
+    monkeypatch.setattr("engine.kv.room.KV_BYTES_WANTED", 1 << 20)
 
 
 @pytest.fixture

@@ -1,0 +1,50 @@
+"""How much memory the KV cache may take, and the cache that fits into it."""
+
+from __future__ import annotations
+
+import psutil
+
+from engine.kv.cache import KvCache
+from engine.kv.layout import KvLayout
+from engine.kv.switches import sparse_pages, user_window
+from engine.model.load import LoadedModel
+from engine.options import Options
+
+PAGE_SIZE = 32  # tokens
+KV_SHARE_OF_FREE_MEMORY = 0.3
+KV_BYTES_WANTED = 512 * 2**20  # room for several chats, even when one window needs less
+
+
+def kv_budget(loaded: LoadedModel) -> int:
+    """Bytes for the cache: what the model's window needs, at least ``KV_BYTES_WANTED``, at most a share of the free memory."""
+    spec = loaded.spec
+    window_bytes = spec.max_position * spec.kv_bytes_per_token(loaded.model.kv_dtype.itemsize)
+    most = int(psutil.virtual_memory().available * KV_SHARE_OF_FREE_MEMORY)
+    return min(max(window_bytes, KV_BYTES_WANTED), most)
+
+
+def layout_for(loaded: LoadedModel, options: Options) -> KvLayout:
+    return KvLayout.of(loaded.spec, options, loaded.model.kv_dtype.itemsize)
+
+
+def num_pages(layout: KvLayout, budget: int) -> int:
+    """Pages of ``layout`` in ``budget`` bytes, the padding page included. ValueError when not even one page fits."""
+    page_bytes = layout.token_bytes * PAGE_SIZE
+    count = 1 + budget // page_bytes
+    if count < 2:
+        raise ValueError(
+            f"One page of KV cache needs {page_bytes:,} bytes and {budget:,} are available. "
+            "Close other programs, or choose a smaller model."
+        )
+    return count
+
+
+def make_cache(loaded: LoadedModel, options: Options, budget: int) -> KvCache:
+    """An empty cache in the layout that ``options`` ask for, as many pages as fit. ValueError when none does."""
+    layout = layout_for(loaded, options)
+    scales = None if layout.kv_dtype == "native" else loaded.model.kv_scales()
+    pages = num_pages(layout, budget)
+    cache = KvCache(loaded.spec, pages, PAGE_SIZE, loaded.model.kv_dtype, layout=layout, scales=scales)
+    cache.window = user_window(options)
+    cache.set_sparse(sparse_pages(options))
+    return cache
