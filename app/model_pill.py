@@ -9,7 +9,15 @@ from PySide6.QtWidgets import QPushButton, QStyle, QStyleOptionButton, QStylePai
 from app import theme as look
 from engine.events import ModelInfo
 
-_SCHEMES = {"none": "full precision", "int8": "int8", "int4": "int4", "int4_g64": "int4 g64", "int4_g128": "int4 g128"}
+_SCHEMES = {
+    "none": "full precision",
+    "int8": "int8",
+    "int4": "int4",
+    "int4_g64": "int4 g64",
+    "int4_g128": "int4 g128",
+    "nf4": "NF4",
+    "llm_int8": "LLM.int8",
+}
 _WIDEST = 420  # px
 
 

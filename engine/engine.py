@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -167,6 +168,7 @@ class Engine:
             device="cpu",
             is_fallback=self._loaded.is_fallback,
             has_native_kernels=native.is_available(),
+            has_bitsandbytes=find_spec("bitsandbytes") is not None,
             no_draft="" if self._draft else NO_DRAFT,
         )
 

@@ -37,6 +37,7 @@ class Capabilities:
     device: str = "cpu"
     is_fallback: bool = False  # the model runs through transformers
     has_native_kernels: bool = True  # the C kernels are built and this CPU runs them
+    has_bitsandbytes: bool = True  # the package is installed
     no_draft: str = ""  # why no draft model can guess for this one; empty when one can
 
 
@@ -58,6 +59,12 @@ def _not_with_fallback(choice: str, capabilities: Capabilities) -> str | None:
     if capabilities.is_fallback:
         return "This model runs through transformers, which keeps its own weights and ops."
     return None
+
+
+def _weights_can_be_held(choice: str, capabilities: Capabilities) -> str | None:
+    if choice in ("nf4", "llm_int8") and not capabilities.has_bitsandbytes:
+        return "bitsandbytes is not installed. Install it with pip to try this form of weights."
+    return _not_with_fallback(choice, capabilities)
 
 
 def _can_guess(choice: str, capabilities: Capabilities) -> str | None:
@@ -133,6 +140,14 @@ OPTIONS: tuple[OptionEntry, ...] = (
             Choice(
                 "int4_g128", "int4, groups of 128", "scale and offset per 128 weights: 0.53 bytes per weight in all"
             ),
+            Choice(
+                "nf4",
+                "NF4",
+                "4 bits by bitsandbytes, meant for a GPU: a CPU unpacks the whole weight at each call",
+            ),
+            Choice(
+                "llm_int8", "LLM.int8", "8 bits by bitsandbytes, meant for a GPU: several times slower than int8 here"
+            ),
         ),
         default="int4",
         lossless=False,
@@ -140,10 +155,13 @@ OPTIONS: tuple[OptionEntry, ...] = (
             "Decoding one token reads every weight once and does two operations with each, so the reading is the cost. "
             "Weights in 8 or 4 bits are 4 to 6 times fewer bytes than fp32, and decode speeds up almost as much. "
             "The price is rounding: the text can differ from full precision; larger groups are fewer bytes and rounder weights. Prefill is "
-            "limited by arithmetic and gains little."
+            "limited by arithmetic and gains little. NF4 and LLM.int8 are bitsandbytes' formats, meant for a GPU: on a CPU it "
+            "unpacks the whole weight at each call (LLM.int8's only without AVX-512), so they are many times slower than int4 here; a CPU "
+            "without bf16 of its own multiplies the unpacked NF4 weights in fp32, which moves twice the bytes again. Head and embedding "
+            "are int8 beside them (beside NF4 unless Sensitive layers is off)."
         ),
         terms="weight bytes per step",
-        reason=_not_with_fallback,
+        reason=_weights_can_be_held,
     ),
     OptionEntry(
         key="activations",
@@ -244,16 +262,16 @@ OPTIONS: tuple[OptionEntry, ...] = (
         pile=Pile.FEWER_BYTES,
         kind=Kind.WEIGHTS,
         choices=(
-            Choice("on", "kept", "under int4, head and embedding at int8"),
-            Choice("more", "kept, and more", "under int4, the first and the last layer at int8 too"),
+            Choice("on", "kept", "under 4 bits, head and embedding at int8"),
+            Choice("more", "kept, and more", "under 4 bits, the first and the last layer at int8 too"),
             Choice("off", "off", "everything at the precision of the weights"),
         ),
         default="on",
         lossless=False,
         explanation=(
             "Rounding does not hurt everywhere alike. Every token's choice hangs on the head, and the first and last layers stand "
-            "closest to the words, so int4 weights leave them at 8 bits: a few more bytes per token for text that moves less. "
-            "It acts on int4 only; the other precisions treat all layers alike."
+            "closest to the words, so weights of 4 bits leave them at 8 bits: a few more bytes per token for text that moves less. "
+            "It acts on int4 and NF4 only; the other precisions treat all layers alike."
         ),
         terms="weight bytes per step",
         reason=_not_with_fallback,

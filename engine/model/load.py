@@ -112,7 +112,9 @@ def sensitive_scheme(scheme: str, sensitive: str, layer: int | None = None, num_
     """
     keepers = ("on", "more") if layer is None else ("more",)
     is_kept = sensitive in keepers and (layer is None or layer in (0, num_layers - 1))
-    return "int8" if scheme in INT4_GROUPS and is_kept else scheme
+    if scheme == "llm_int8" and layer is None:  # the same bits, but read as they are instead of unpacked at each call
+        return "int8"
+    return "int8" if is_kept and (scheme in INT4_GROUPS or scheme == "nf4") else scheme
 
 
 def _read_layer(reader: _Reader, spec: ModelSpec, prefix: str, scheme: str) -> LayerWeights:
@@ -155,10 +157,10 @@ def build_decoder(
 def _backends(weights: str) -> dict[bool, Ops]:
     """The fused and the plain backend of this machine; both read the same packed weights.
 
-    Products of full weights are torch's. Its threads and those of the C kernels, each waiting a moment for more work, would
-    take the cores from each other at every call, so with full weights everything runs on torch.
+    Products of full weights are torch's, those of NF4 and LLM.int8 bitsandbytes' on torch. Its threads and those of the C kernels, each waiting a moment for more work, would
+    take the cores from each other at every call, so beside such products everything runs on torch.
     """
-    use_native = False if weights == "none" else None
+    use_native = False if weights in ("none", "nf4", "llm_int8") else None
     return {fused: CpuOps(fused, use_native) for fused in (True, False)}
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from engine.ops import reference
-from engine.ops.cpu import native, packing
+from engine.ops.cpu import bitsandbytes_products, native, packing
 from engine.ops.cpu.attention import PagedAttention
+from engine.ops.cpu.dense_dtype import dense_dtype, dtype_name
 from engine.ops.cpu.native import kernels
 from engine.ops.cpu.native.layers import NativeLayers
 from engine.ops.cpu.native.linear import NativePacked
@@ -52,18 +53,25 @@ class CpuOps:
         self._rotate = Rotations()
 
     def activation_dtype(self, scheme: str) -> torch.dtype:
-        """fp32 with full weights and for the C kernels; bf16 for torch's packed products, which are slow with anything else."""
-        return torch.float32 if scheme == "none" or self.use_native else torch.bfloat16
+        """fp32, but bf16 for torch's packed products, which are slow with anything else."""
+        is_torch_packed = scheme != "none" and scheme not in bitsandbytes_products.SCHEMES
+        return torch.bfloat16 if is_torch_packed and not self.use_native else torch.float32
 
     def product_dtype(self, scheme: str) -> str:
-        """int8 in the C kernels, whose activations are rounded to it; else the dtype of the activations."""
+        """int8 in the C kernels and LLM.int8, whose activations are rounded to it; else the dtype they have in the product."""
         if scheme == "none":
             return "fp32"
+        if scheme == "nf4":
+            return dtype_name(dense_dtype())
+        if scheme == "llm_int8":
+            return "int8"
         return "int8" if self.use_native else "bf16"
 
     def kv_dtype(self, scheme: str) -> torch.dtype:
-        """bf16 beside packed weights: half the bytes, and no rounding that such weights would notice."""
-        return torch.float32 if scheme == "none" else torch.bfloat16
+        """bf16 beside packed weights: half the bytes, and no rounding that such weights would notice. fp32 beside dense products,
+        whose keys and values torch writes as they are."""
+        is_dense = scheme == "none" or scheme in bitsandbytes_products.SCHEMES
+        return torch.float32 if is_dense else torch.bfloat16
 
     def active_paths(self) -> dict[str, str]:
         """The paths the latest step took: the layers' products, the head's, attention."""

@@ -9,13 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.ops.cpu import bitsandbytes_products
+from engine.ops.cpu.bitsandbytes_products import BitsAndBytesPacked
+from engine.ops.cpu.dense_dtype import dense_dtype
 from engine.ops.cpu.int4_layout import BLOCK_ROWS, int4_layout
 from engine.ops.cpu.native import linear as native_linear
 from engine.ops.cpu.native.linear import NativePacked
 from engine.ops.interface import Packed
 from engine.weights.quantize import INT4_GROUP, INT4_GROUPS, quantize_int4, quantize_int8, row_slices
 
-SCHEMES = ("none", "int8", *INT4_GROUPS)
+SCHEMES = ("none", "int8", *INT4_GROUPS, *bitsandbytes_products.SCHEMES)
 _BATCHES_BEFORE_KEEPING = 4  # one short prompt is no reason to spend memory
 _STEPS_TO_KEEP_ALL = 16
 _serial = count()
@@ -43,6 +46,8 @@ def pack(weight: Tensor, bias: Tensor | None, scheme: str, use_native: bool, sen
     """Lay ``weight`` [out, in] out for ``linear``. ValueError for an unknown scheme or weights that are not finite."""
     if use_native and scheme in native_linear.SCHEMES:
         return native_linear.pack(weight, bias, scheme, sensitive)
+    if scheme in bitsandbytes_products.SCHEMES:
+        return bitsandbytes_products.pack(weight, bias, scheme, dense_dtype())
     if scheme == "none":
         data: tuple[Tensor, ...] = (weight.float().contiguous(),)
         path = "none: torch dense product, fp32"
@@ -90,6 +95,8 @@ def unpack(packed: Packed) -> Tensor:
     """The weights that ``packed`` stands for, fp32 [out, in]."""
     if isinstance(packed, NativePacked):
         return native_linear.unpack(packed)
+    if isinstance(packed, BitsAndBytesPacked):
+        return bitsandbytes_products.unpack(packed)
     if packed.scheme == "none":
         return packed.data[0]
     if packed.scheme == "int8":
@@ -118,6 +125,8 @@ def embedding_rows(packed: Packed, token_ids: Tensor) -> Tensor:
     """Rows token_ids [T] of the table, without unpacking the rest: fp32 [T, in]."""
     if isinstance(packed, NativePacked):
         return native_linear.rows(packed, token_ids)
+    if isinstance(packed, BitsAndBytesPacked):
+        return bitsandbytes_products.rows(packed, token_ids)
     if packed.scheme == "none":
         return packed.data[0].index_select(0, token_ids)
     if packed.scheme == "int8":

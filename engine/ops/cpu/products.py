@@ -10,13 +10,14 @@ many            the kept copy if there is one; else a slice of the weight at a t
 
 from __future__ import annotations
 
-from functools import cache
-
 import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.ops.cpu import bitsandbytes_products
+from engine.ops.cpu.bitsandbytes_products import BitsAndBytesPacked
+from engine.ops.cpu.dense_dtype import dense_dtype, dtype_name
 from engine.ops.cpu.int4_layout import BLOCK_ROWS
 from engine.ops.cpu.native import linear as native_linear
 from engine.ops.cpu.native.linear import NativePacked
@@ -31,18 +32,6 @@ SCRATCH_ROWS = {torch.bfloat16: 20, torch.float32: 48}  # unpacking for this one
 
 _SHARE_LEFT_AVAILABLE = 0.5  # of the machine's memory, after keeping copies
 _SCRATCH_ELEMENTS = 1 << 21  # weights unpacked at a time
-
-
-@cache
-def dense_dtype() -> torch.dtype:
-    """The dtype for dense products of many rows: bf16 where the CPU multiplies it itself (AMX, AVX-512 BF16), else fp32,
-    since emulated bf16 runs at a quarter of fp32's rate."""
-    has_native_bf16 = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
-    return torch.bfloat16 if has_native_bf16 else torch.float32
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
 
 
 class Products:
@@ -63,6 +52,10 @@ class Products:
         if isinstance(packed, NativePacked):
             self.active_path = packed.path
             return native_linear.linear(x, packed, residual)
+        if isinstance(packed, BitsAndBytesPacked):
+            self.active_path = packed.path
+            out = bitsandbytes_products.linear(x, packed)
+            return out if residual is None else residual + out
         out = self._torch_linear(x, packed)
         return out if residual is None else residual + out
 
