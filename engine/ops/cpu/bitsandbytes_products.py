@@ -65,7 +65,8 @@ def pack(weight: Tensor, bias: Tensor | None, scheme: str, dtype: torch.dtype) -
         data = functional.int8_vectorwise_quant(weight)[:2]
     bias = None if bias is None else bias.float()
     num_bytes = sum(tensor.nbytes for tensor in data) + (0 if bias is None else bias.nbytes)
-    return BitsAndBytesPacked(scheme, *weight.shape, data, bias, num_bytes, path, state)
+    out_features, in_features = weight.shape
+    return BitsAndBytesPacked(scheme, out_features, in_features, data, bias, num_bytes, path, state)
 
 
 def linear(x: Tensor, packed: BitsAndBytesPacked) -> Tensor:
