@@ -162,13 +162,16 @@ class Decoder:
     def forward(self, batch: StepBatch, cache: KvTensors) -> Tensor:
         """Run ``batch``, writing its keys and values to ``cache``; fp32 logits [R, vocab] of ``batch.logit_rows``."""
         ops, spec, weights = self._ops, self.spec, self._weights
-        rotations = self._rotations(batch)
         # The residual stream stays fp32 whatever the activations are: bf16 would round the sum anew at each of its
         # additions, and those roundings, not the weights', would decide between close candidates.
         x = ops.embed(weights.embed, batch.token_ids, spec.embedding_scale, torch.float32)
         self._ran_at_once = self._layers_at_once if cache.is_plain else None
-        run_layers = self._run_layers if self._ran_at_once is None else self._ran_at_once.run
-        x = run_layers(x, batch, rotations, cache)
+        context = max(span.context for span in batch.spans)
+        if self._ran_at_once is None:
+            # This step's cosines and sines, gathered once per table and shared by its layers.
+            x = self._run_layers(x, batch, [table.rows(batch.positions, context) for table in self._tables], cache)
+        else:
+            x = self._ran_at_once.run(x, batch, [table.covering(context) for table in self._tables], cache)
         if x.shape[0] == 0:
             return torch.empty(0, spec.vocab_size, dtype=torch.float32, device=x.device)
         return ops.head(x, weights.head, spec.logit_softcap)
@@ -187,11 +190,6 @@ class Decoder:
             return x[:0]
         x = self._finish_layer(last.weights, x.index_select(0, rows), attended.index_select(0, rows))
         return self._ops.rms_norm(x, self._weights.final_norm, self.spec.norm_eps)
-
-    def _rotations(self, batch: StepBatch) -> Sequence[Rotation]:
-        """This step's cosines and sines, gathered once per table and shared by its layers."""
-        context = max(span.context for span in batch.spans)
-        return [table.rows(batch.positions, context) for table in self._tables]
 
     def _attend(
         self,

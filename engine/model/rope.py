@@ -88,7 +88,11 @@ class RopeTable:
 
     def rows(self, positions: Tensor, context: int) -> tuple[Tensor, Tensor]:
         """cos and sin, fp32 [N, rotary_dim / 2] each, of ``positions`` [N], all of which are below ``context``."""
+        cos, sin = self.covering(context).index_select(1, positions)
+        return cos, sin
+
+    def covering(self, context: int) -> Tensor:
+        """The table, fp32 [2, positions, rotary_dim / 2]: cosines, then sines, of at least ``context`` positions."""
         if context > self.num_positions:
             self._table = self._compute(max(context, 2 * self.num_positions))
-        cos, sin = self._table.index_select(1, positions)
-        return cos, sin
+        return self._table

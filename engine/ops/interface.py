@@ -206,11 +206,10 @@ class KvTensors(Protocol):
 class CompiledLayers(Protocol):
     """A decoder's layers and final norm as one call, with the results of the single operations."""
 
-    def run(
-        self, x: Tensor, batch: StepBatch, rotations: Sequence[tuple[Tensor, Tensor] | tuple[None, None]], kv: KvTensors
-    ) -> Tensor:
-        """x: the embeddings, fp32 [N, hidden], overwritten. Writes the step's keys and values; returns the normed rows
-        of ``batch.logit_rows``, fp32 [R, hidden]."""
+    def run(self, x: Tensor, batch: StepBatch, rotations: Sequence[Tensor], kv: KvTensors) -> Tensor:
+        """x: the embeddings, fp32 [N, hidden], overwritten. rotations: per table cosines and sines for positions from 0 on,
+        fp32 [2, positions, rotary_dim / 2]. Writes the step's keys and values; returns the normed rows of
+        ``batch.logit_rows``, fp32 [R, hidden]."""
         ...
 
     def active_paths(self) -> Mapping[str, str]: ...

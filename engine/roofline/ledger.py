@@ -19,7 +19,7 @@ Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.events import MachineFigures, StepCost
@@ -53,6 +53,11 @@ class LedgerModel:
     page_bound_bytes: int = 0
     block_passes: float = 1.0
     head_passes: float = 1.0
+    # (tokens seen at most: the window and its sinks, number of layers that see so many), counted once: steps are many.
+    windows: tuple[tuple[int | None, int], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "windows", tuple(_windows(self.spec)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +85,8 @@ def account(model: LedgerModel, items: Sequence[LedgerItem]) -> StepCost:
     num_rows = sum(item.count for item in items)
     num_logits = sum(item.num_logit_rows for item in items)
     skipped = [_skipped(model, item) for item in items]
-    pairs = [_visible_pairs(spec, item) - its.num_tokens for item, its in zip(items, skipped, strict=True)]
-    kv_tokens = sum(_kv_tokens_read(spec, item) - its.num_tokens for item, its in zip(items, skipped, strict=True))
+    pairs = [_visible_pairs(model, item) - its.num_tokens for item, its in zip(items, skipped, strict=True)]
+    kv_tokens = sum(_kv_tokens_read(model, item) - its.num_tokens for item, its in zip(items, skipped, strict=True))
     bound_bytes = sum(its.num_bounds for its in skipped) * model.page_bound_bytes
     kv_token_bytes = model.kv_layer_token_bytes
     return StepCost(
@@ -121,15 +126,15 @@ def _weight_bytes(model: LedgerModel, num_rows: int, num_logits: int) -> int:
     return model.block_bytes + head + (0 if table_was_read else num_rows * model.embedding_row_bytes)
 
 
-def _visible_pairs(spec: ModelSpec, item: LedgerItem) -> int:
+def _visible_pairs(model: LedgerModel, item: LedgerItem) -> int:
     """(query row, key) pairs over all layers: row at position p sees min(p + 1, window) keys."""
-    return sum(_pairs(item, window) * layers for window, layers in _windows(spec))
+    return sum(_pairs(item, window) * layers for window, layers in model.windows)
 
 
-def _kv_tokens_read(spec: ModelSpec, item: LedgerItem) -> int:
+def _kv_tokens_read(model: LedgerModel, item: LedgerItem) -> int:
     """Keys (and as many values) read over all layers."""
     return sum(
-        min(item.context, (window or item.context) + item.count - 1) * layers for window, layers in _windows(spec)
+        min(item.context, (window or item.context) + item.count - 1) * layers for window, layers in model.windows
     )
 
 

@@ -61,7 +61,7 @@ static void attention(int64_t head_dim, int64_t group, int64_t kv_type, int64_t 
     int64_t half = head_dim / 4;
     float *qkv = floats(rows * (num_heads + 2 * num_kv_heads) * head_dim), *q = floats(rows * num_heads * head_dim);
     float *cos = floats(rows * half), *sin = floats(rows * half), *weight = floats(head_dim);
-    rl_rope rope = {qkv, cos, sin, weight, weight, slots, keys, values, q, rows, num_heads, num_kv_heads, head_dim, half,
+    rl_rope rope = {qkv, cos, sin, weight, weight, slots, NULL, keys, values, q, rows, num_heads, num_kv_heads, head_dim, half,
                     kv_type, 1e-6f};
     must(rl_rope_and_write_kv(&rope));
 

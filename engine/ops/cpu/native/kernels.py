@@ -6,6 +6,7 @@ All activations are contiguous fp32; the cache is fp32, bf16 or fp16. Shapes as 
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from ctypes import c_float, c_int64, c_void_p
 from functools import cache
@@ -46,6 +47,7 @@ class RopeArgs(ctypes.Structure):
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
         ("slots", c_void_p),
+        ("positions", c_void_p),
         ("keys", c_void_p),
         ("values", c_void_p),
         ("q", c_void_p),
@@ -187,19 +189,20 @@ def gated_mlp_activation(gate_up: Tensor, activation: str) -> Tensor:
 class SpanTable:
     """One step's spans as attention.c reads them; all layers share it.
 
-    rows: int64 [S, 4]: first row, count, context, where the span's pages begin in ``pages`` (int64).
+    rows: address of int64 [S, 4]: first row, count, context, where the span's pages begin in ``pages`` (of int64 too).
     """
 
     def __init__(self, spans: Sequence[Span], page_size: int) -> None:
         self.spans = spans  # held, so that its id stays its own
         used = [span.pages[: -(-span.context // page_size)] for span in spans]
-        rows: list[int] = []
+        self._rows = array("q")
         first_page = 0
         for span, pages in zip(spans, used, strict=True):
-            rows += (span.start, span.count, span.context, first_page)
+            self._rows.extend((span.start, span.count, span.context, first_page))
             first_page += len(pages)
-        self.rows = torch.tensor(rows, dtype=torch.int64)
-        self.pages = torch.tensor(list(chain.from_iterable(used)), dtype=torch.int64)
+        self._pages = array("q", chain.from_iterable(used))
+        self.rows = self._rows.buffer_info()[0]
+        self.pages = self._pages.buffer_info()[0]
 
 
 class PagedAttention:
@@ -241,8 +244,8 @@ class PagedAttention:
             keys=keys.data_ptr(),
             values=values.data_ptr(),
             out=out.data_ptr(),
-            spans=table.rows.data_ptr(),
-            pages=table.pages.data_ptr(),
+            spans=table.rows,
+            pages=table.pages,
             sink_scores=_pointer(sink_scores),
             num_spans=len(spans),
             num_heads=num_heads,

@@ -123,6 +123,7 @@ static int64_t attend(const Run *run, const rl_layer *layer) {
         .q_norm = layer->q_norm,
         .k_norm = layer->k_norm,
         .slots = step->slots,
+        .positions = step->positions,
         .keys = layer->keys,
         .values = layer->values,
         .q = run->at.q,

@@ -28,7 +28,7 @@ typedef struct {
     float eps, scale, softcap;
 } rl_decoder;
 
-/* Cosines and sines of a step's rows for one table: [rows, half]. */
+/* One table of cosines and sines, for positions 0, 1 ...: [positions, half]. */
 typedef struct {
     const float *cos, *sin;
     int64_t half;
@@ -37,6 +37,7 @@ typedef struct {
 typedef struct {
     float *x;                /* [rows, hidden]: the embeddings; overwritten */
     const int64_t *slots;    /* [rows] */
+    const int64_t *positions; /* [rows]: into the rotations */
     const rl_span *spans;
     const int64_t *pages;
     const rl_rotation *rotations;

@@ -21,8 +21,6 @@ from engine.ops.interface import KvTensors, Packed, StepBatch
 if TYPE_CHECKING:
     from engine.model.decoder import DecoderWeights, LayerWeights
 
-Rotation = tuple[Tensor, Tensor] | tuple[None, None]
-
 
 class Matrix(ctypes.Structure):
     """rl_matrix of layers.h."""
@@ -88,6 +86,7 @@ class StepArgs(ctypes.Structure):
     _fields_ = (
         ("x", c_void_p),
         ("slots", c_void_p),
+        ("positions", c_void_p),
         ("spans", c_void_p),
         ("pages", c_void_p),
         ("rotations", c_void_p),
@@ -151,22 +150,24 @@ class NativeLayers:
     def active_paths(self) -> dict[str, str]:
         return {"products": self._products_path, "attention": attention_path(), "layers": "all in one C call"}
 
-    def run(self, x: Tensor, batch: StepBatch, rotations: Sequence[Rotation], kv: KvTensors) -> Tensor:
-        """x: fp32 [N, hidden], overwritten. Writes the step's keys and values; returns the normed rows of
+    def run(self, x: Tensor, batch: StepBatch, rotations: Sequence[Tensor], kv: KvTensors) -> Tensor:
+        """x: fp32 [N, hidden], overwritten. rotations: cosines and sines, fp32 [2, positions, half] each. Writes the step's keys and values; returns the normed rows of
         ``batch.logit_rows``, fp32 [R, hidden]."""
         assert x.dtype == torch.float32 and x.is_contiguous()
-        assert batch.slots.is_contiguous() and batch.logit_rows.is_contiguous()
+        assert batch.slots.is_contiguous() and batch.positions.is_contiguous() and batch.logit_rows.is_contiguous()
         self._bind_cache(kv)
-        for args, (cos, sin) in zip(self._rotations, rotations, strict=False):
-            if cos is not None and sin is not None:
-                args.cos, args.sin, args.half = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
+        for args, table in zip(self._rotations, rotations, strict=False):
+            _, num_positions, half = table.shape
+            args.cos, args.half = table.data_ptr(), half
+            args.sin = args.cos + num_positions * half * table.itemsize
         spans = SpanTable(batch.spans, kv.page_size)
         out = torch.empty(batch.logit_rows.shape[0], self._hidden)
         step = StepArgs(
             x=x.data_ptr(),
             slots=batch.slots.data_ptr(),
-            spans=spans.rows.data_ptr(),
-            pages=spans.pages.data_ptr(),
+            positions=batch.positions.data_ptr(),
+            spans=spans.rows,
+            pages=spans.pages,
             rotations=ctypes.addressof(self._rotations),
             wanted=batch.logit_rows.data_ptr(),
             out=out.data_ptr(),

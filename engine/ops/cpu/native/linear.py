@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from engine.ops.cpu import native
+from engine.ops.cpu.arena import Arena
 from engine.ops.interface import Packed
 from engine.weights.quantize import INT4_GROUPS, has_short_grids
 
 SCHEMES = {"int4": 4, "int4_g64": 5, "int4_g128": 6, "int8": 8}  # scheme -> enum rl_kind
 _PRECISE = 64  # RL_PRECISE of linear.h
+_arena = Arena()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def pack(weight: Tensor, bias: Tensor | None, scheme: str, sensitive: bool = Fal
     weight = weight.float().contiguous()
     out_features, in_features = weight.shape
     kind = SCHEMES[scheme]
-    packed = torch.empty(_entry("rl_packed_bytes")(kind, out_features, in_features), dtype=torch.uint8)
+    packed = _arena.new(_entry("rl_packed_bytes")(kind, out_features, in_features))
     search = scheme in INT4_GROUPS and has_short_grids(weight, INT4_GROUPS[scheme])
     if _entry("rl_pack")(kind, weight.data_ptr(), out_features, in_features, int(search), packed.data_ptr()) < 0:
         raise ValueError("A weight matrix holds NaN or infinite values. The model file is damaged; download it again.")
@@ -94,7 +96,8 @@ def unpack(packed: NativePacked) -> Tensor:
 def rows(packed: NativePacked, ids: Tensor) -> Tensor:
     """Rows ids [T] (int64) of the matrix: fp32 [T, in]. ValueError for an id that is no row."""
     ids = ids.contiguous()
-    if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < packed.out_features):
+    values = ids.tolist()
+    if values and not (min(values) >= 0 and max(values) < packed.out_features):
         raise ValueError(f"Row ids must be between 0 and {packed.out_features - 1}.")
     out = torch.empty(ids.shape[0], packed.in_features)
     _entry("rl_rows")(packed.kind, packed.weights, packed.in_features, ids.data_ptr(), ids.shape[0], out.data_ptr())

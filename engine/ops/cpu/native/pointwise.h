@@ -18,11 +18,12 @@ typedef struct {
 /* Split qkv, norm q and k per head, rotate them, write k and v to the cache. */
 typedef struct {
     const float *qkv;      /* [rows, (num_heads + 2 * num_kv_heads) * head_dim] */
-    const float *cos;      /* [rows, half] or NULL: no rotation */
-    const float *sin;      /* [rows, half] */
+    const float *cos;      /* [rows, half], or with positions [positions, half]; NULL: no rotation */
+    const float *sin;      /* the same shape */
     const float *q_norm;   /* [head_dim] or NULL */
     const float *k_norm;   /* [head_dim] or NULL */
     const int64_t *slots;  /* [rows]: page * page_size + offset */
+    const int64_t *positions; /* [rows]: which rows of cos and sin; or NULL: each its own */
     void *keys;            /* [slots, num_kv_heads, head_dim], kv_type */
     void *values;          /* the same */
     float *q;              /* [rows, num_heads, head_dim] */

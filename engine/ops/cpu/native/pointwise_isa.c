@@ -76,8 +76,10 @@ static void prepare_head(const rl_rope *args, const float *x, const float *weigh
         norm(x, weight, out, head_dim, args->eps);
     else if (x != out)
         memcpy(out, x, sizeof(float) * (size_t)head_dim);
-    if (args->cos)
-        rotate(out, args->cos + row * half, args->sin + row * half, out, half);
+    if (args->cos) {
+        int64_t turn = args->positions ? args->positions[row] : row;
+        rotate(out, args->cos + turn * half, args->sin + turn * half, out, half);
+    }
 }
 
 #define HEAD_PART 1024 /* largest head_dim whose key is prepared on the stack */
