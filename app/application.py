@@ -117,7 +117,8 @@ def _make_dock(bridge: EngineBridge, controller: ChatController, settings: Setti
     from app.tuning.dock import Dock
     from app.tuning.verdict import VerdictLabel
 
-    return Dock(bridge, controller, settings), VerdictLabel(bridge)
+    dock = Dock(bridge, controller, settings, list_models=lambda: catalog.models())
+    return dock, VerdictLabel(bridge)
 
 
 def _open_first_chat(window: MainWindow, controller: ChatController, settings: SettingsStore) -> None:

@@ -13,17 +13,22 @@ from engine.commands import (
     Abort,
     CancelLoad,
     Command,
+    JudgeDraft,
     LoadModel,
     MeasureContext,
     Message,
     Overflow,
     Prompt,
+    SetDraft,
     SetOptions,
     Submit,
     WatchPages,
 )
 from engine.events import (
     ContextMeasured,
+    DraftChanged,
+    DraftJudged,
+    DraftRefused,
     EngineError,
     Event,
     Finished,
@@ -83,6 +88,9 @@ class EngineBridge(QObject):
     model_load_failed = Signal(object)  # ModelLoadFailed
     options_applied = Signal(object)  # OptionsApplied
     options_refused = Signal(object)  # OptionsRefused
+    draft_changed = Signal(object)  # DraftChanged
+    draft_refused = Signal(object)  # DraftRefused
+    draft_judged = Signal(object)  # DraftJudged
     context_measured = Signal(object)  # ContextMeasured
     engine_failed = Signal(object)  # EngineError
     generation_requested = Signal(int, float)  # request_id, time.perf_counter() at the submit
@@ -108,12 +116,12 @@ class EngineBridge(QObject):
 
     # ---- commands
 
-    def load_model(self, source: str, settings: Mapping[str, str] | None = None) -> None:
+    def load_model(self, source: str, settings: Mapping[str, str] | None = None, draft: str = "") -> None:
         self._loading = source
-        self._post(LoadModel(source, dict(settings or {})))
+        self._post(LoadModel(source, dict(settings or {}), draft))
 
     def cancel_load(self) -> None:
-        """End the load that runs; the model before it stays. It answers with model_load_failed."""
+        """End the load that runs; the model before it stays. It answers with model_load_failed, or draft_refused."""
         self._post(CancelLoad())
 
     def submit(self, prompt: Prompt, params: SamplingParams, overflow: Overflow = "stop") -> int:
@@ -130,6 +138,14 @@ class EngineBridge(QObject):
 
     def set_options(self, changes: Mapping[str, str]) -> None:
         self._post(SetOptions(dict(changes)))
+
+    def set_draft(self, source: str) -> None:
+        """Load the model that guesses for the one loaded; "" lets it go. Answered by draft_changed or draft_refused."""
+        self._post(SetDraft(source))
+
+    def judge_draft(self, source: str) -> None:
+        """Ask whether ``source`` could guess for the model loaded. Answered by draft_judged; not at all without a model."""
+        self._post(JudgeDraft(source))
 
     def measure_context(self, messages: tuple[Message, ...]) -> int:
         """Ask for the tokens of the rendered conversation; the answer comes as context_measured with this id."""
@@ -248,6 +264,9 @@ class EngineBridge(QObject):
             ModelLoadFailed: self.model_load_failed,
             OptionsApplied: self.options_applied,
             OptionsRefused: self.options_refused,
+            DraftChanged: self.draft_changed,
+            DraftRefused: self.draft_refused,
+            DraftJudged: self.draft_judged,
             ContextMeasured: self.context_measured,
             EngineError: self.engine_failed,
         }[type(event)]

@@ -25,6 +25,8 @@ from app.notice import Notice
 from app.settings import SettingsStore
 from app.starter_fetch import StarterFetch
 from engine.events import (
+    DraftChanged,
+    DraftRefused,
     EngineError,
     ModelInfo,
     ModelLoaded,
@@ -97,6 +99,8 @@ class ModelChooser(QObject):
         bridge.model_load_failed.connect(self._on_model_load_failed)
         bridge.options_applied.connect(self._on_options_applied)
         bridge.options_refused.connect(self._on_options_refused)
+        bridge.draft_changed.connect(self._on_draft_answered)
+        bridge.draft_refused.connect(self._on_draft_answered)
         bridge.engine_failed.connect(self._on_engine_failed)
         self.fetch = StarterFetch(parent=self)
         self.fetch.progressed.connect(self._on_fetch_progressed)
@@ -124,10 +128,11 @@ class ModelChooser(QObject):
             self.load(source)
 
     def load(self, source: str) -> None:
-        """Load ``source`` with the switches that the settings remember. Chats stay usable meanwhile."""
+        """Load ``source`` with the switches and the draft model that the settings remember. Chats stay usable meanwhile."""
         self._notice.hide()
         self._asked = source
-        self._bridge.load_model(source, self._settings.settings.options)
+        settings = self._settings.settings
+        self._bridge.load_model(source, settings.options, settings.drafts.get(source, ""))
         self._show_progress("Opening the model", 0.0)
 
     def cancel(self) -> None:
@@ -191,6 +196,10 @@ class ModelChooser(QObject):
 
     def _on_options_refused(self, _event: OptionsRefused) -> None:
         self.stage = ""  # the weights were perhaps being read again; the panel says why it was refused
+        self._show()
+
+    def _on_draft_answered(self, _event: DraftChanged | DraftRefused) -> None:
+        self.stage = ""  # its weights were perhaps being read; the panel says what came of it
         self._show()
 
     def _on_model_load_failed(self, event: ModelLoadFailed) -> None:

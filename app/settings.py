@@ -102,6 +102,7 @@ class Settings(BaseModel):
     )
     model_source: str = "starter"
     options: dict[str, str] = Field(default_factory=dict)  # option key -> choice; the rest are defaults
+    drafts: dict[str, str] = Field(default_factory=dict)  # model source -> the draft model chosen for it
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
     system_prompt: str = Field(
         default="", title="System prompt", description="What the model is told at the beginning of every chat."

@@ -25,6 +25,7 @@ Overflow = Literal["stop", "drop_oldest"]
 class LoadModel:
     source: str  # "starter", a GGUF file, a safetensors folder, a library name
     settings: Mapping[str, str] = field(default_factory=dict)  # option key -> choice; the rest are defaults
+    draft: str = ""  # a smaller model that guesses for it; one that cannot is refused and the load goes on without
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,20 @@ class SetOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class SetDraft:
+    """Load ``source`` as the model that guesses for the one loaded, in place of any before; "" lets it go."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeDraft:
+    """Could ``source`` guess for the model that is loaded? No weights are read."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class MeasureContext:
     query_id: int
     messages: tuple[Message, ...]
@@ -63,4 +78,4 @@ class WatchPages:
     per_second: float
 
 
-Command = LoadModel | CancelLoad | Submit | Abort | SetOptions | MeasureContext | WatchPages
+Command = LoadModel | CancelLoad | Submit | Abort | SetOptions | SetDraft | JudgeDraft | MeasureContext | WatchPages

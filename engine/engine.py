@@ -19,6 +19,9 @@ from engine.commands import Message, Overflow, Prompt
 from engine.context import encode_within, reply_room
 from engine.events import (
     Completion,
+    DraftChanged,
+    DraftInfo,
+    DraftJudged,
     Event,
     Finished,
     FinishReason,
@@ -41,7 +44,7 @@ from engine.reply import Accepted, Reply
 from engine.roofline import machine
 from engine.runner import build_batch
 from engine.scheduler import Policy, Request, Scheduler, StepPlan
-from engine.speculation.candidates import Candidate, candidates
+from engine.speculation.candidates import Candidate, Target, candidates, judged
 from engine.speculation.make import NO_DRAFT, Draft, load_draft, make_speculator
 from engine.speculation.speculator import Speculator
 from engine.speculation.verify import NO_PROPOSAL, Verified, verify
@@ -75,7 +78,6 @@ class Engine:
         options: Options,
         figures: MachineFigures,
         kv_bytes: int | None,
-        draft: Draft | None = None,
     ) -> None:
         self._source = source
         self._path = path
@@ -85,7 +87,7 @@ class Engine:
         self._undelivered: list[Event] = []
         self._request_ids = itertools.count(1)
         self.options = options
-        self._draft = draft
+        self._draft: Draft | None = None
         self._speculator: Speculator | None = None
         self._hold(loaded, options)
         self._speculator = self._make_speculator()
@@ -104,22 +106,32 @@ class Engine:
         machine_file: Path | None = None,
         find: Callable[[str], Path] = locate,
         draft: str | None = None,
+        on_draft_refused: Callable[[str], None] | None = None,
     ) -> Engine:
         """Load ``source`` ("starter", a GGUF file, a safetensors folder) with switches set as in ``settings``.
 
         kv_bytes: memory for the KV cache; by default what the model's window needs, at least 512 MiB, at most 30 % of
         the free memory. machine_file: where this machine's measured figures are kept. find: from a model's name to its path.
-        draft: a smaller model with the same vocabulary, for ``speculation=draft``.
+        draft: a smaller model with the same vocabulary, for ``speculation=draft``. on_draft_refused: told why it cannot be used, and
+        the load goes on without; None: that is an error.
         Raises ValueError, with what was wrong, where, and what to do.
         """
-        options = Options(settings or {})
+        options = Options(settings or {}, Capabilities(no_draft="" if draft else NO_DRAFT))
         path = find(source)
         loaded = _load(path, options, progress, cancelled)
-        helper = None if draft is None else load_draft(find(draft), loaded, options, progress, cancelled)
         progress("Measuring this machine", 1.0)
         figures = machine.measured_once(machine_file or machine.default_cache())
-        engine = cls(loaded, source, path, options, figures, kv_bytes, helper)
-        options.replaced({}, engine.capabilities)
+        engine = cls(loaded, source, path, options.replaced({"speculation": "off"}), figures, kv_bytes)
+        if draft:
+            try:
+                engine.set_draft(draft, progress, cancelled, find)
+            except ValueError as error:
+                if on_draft_refused is None:
+                    raise
+                on_draft_refused(str(error))
+                if options["speculation"] == "draft":
+                    options = options.replaced({"speculation": "off"})
+        engine.apply(dict(options))
         return engine
 
     def fail_all(self, message: str) -> list[Event]:
@@ -160,7 +172,7 @@ class Engine:
         )
 
     def loaded_event(self) -> ModelLoaded:
-        return ModelLoaded(self.info, dict(self.options), unavailable(self.capabilities))
+        return ModelLoaded(self.info, dict(self.options), unavailable(self.capabilities), self.draft)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -172,9 +184,43 @@ class Engine:
             no_draft="" if self._draft else NO_DRAFT,
         )
 
+    @property
+    def draft(self) -> DraftInfo | None:
+        """The model that guesses with ``speculation=draft``."""
+        return self._draft.info if self._draft else None
+
+    def set_draft(
+        self,
+        source: str,
+        progress: Progress = _no_progress,
+        cancelled: Callable[[], bool] = _never,
+        find: Callable[[str], Path] = locate,
+    ) -> DraftChanged:
+        """Load ``source`` to guess for this model in place of any before; "" lets it go, and ``speculation=draft`` with it.
+
+        Raises ValueError, with the present one kept, when it cannot be loaded or cannot guess for this model.
+        """
+        self._draft = self._load_draft(source, find(source), self._loaded, progress, cancelled) if source else None
+        if self.options["speculation"] == "draft":
+            if self._draft is None:
+                self.options = self.options.replaced({"speculation": "off"})
+            self._speculator = self._make_speculator()
+        return DraftChanged(self.draft, dict(self.options), unavailable(self.capabilities))
+
+    def judge_draft(self, source: str, find: Callable[[str], Path] = locate) -> DraftJudged:
+        """Whether ``source`` could guess for this model. No weights are read."""
+        try:
+            reason, note = judged(self._as_target(self._loaded), find(source))
+        except ValueError as error:  # there is no such model
+            reason, note = str(error), ""
+        return DraftJudged(source, self._source, reason, note)
+
     def draft_candidates(self, paths: Iterable[Path]) -> list[Candidate]:
         """Which of ``paths`` could guess for this model, each with the reason when it could not."""
-        return candidates(self._loaded.text, self._loaded.spec.num_parameters, paths)
+        return candidates(self._as_target(self._loaded), paths)
+
+    def _as_target(self, loaded: LoadedModel) -> Target:
+        return Target(self._path, loaded.text, loaded.spec.num_parameters)
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
         """Tokens of the rendered template: exactly what ``submit`` would send."""
@@ -384,12 +430,29 @@ class Engine:
         """Read the weights again in another form, then swap; until the swap the old ones keep working."""
         loaded = _load(self._path, options, progress, cancelled)
         if self._draft:
-            self._draft = load_draft(self._draft.path, loaded, options, progress, cancelled)
+            self._draft = self._load_draft(*self._draft[:2], loaded, progress, cancelled, options)
         preempted = self._scheduler.preempt_all()
         self._loaded.text.close()
         self._hold(loaded, options)
         self._move_requests()
         return preempted
+
+    def _load_draft(
+        self,
+        source: str,
+        path: Path,
+        target: LoadedModel,
+        progress: Progress,
+        cancelled: Callable[[], bool],
+        options: Options | None = None,
+    ) -> Draft:
+        """With weights as ``options`` ask for them; by default as they are now."""
+
+        def of_draft(stage: str, fraction: float) -> None:
+            progress(f"Draft model: {stage.lower()}", fraction)
+
+        its = options or self.options
+        return load_draft(source, path, self._as_target(target), lambda where: _load(where, its, of_draft, cancelled))
 
     def _lay_out_again(self, options: Options) -> int:
         """An empty cache of another layout in the memory of the old one; running requests are computed again."""

@@ -229,6 +229,17 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftInfo:
+    """The model that guesses for the one loaded. note: why it cannot pay, e.g. since it is the model itself; empty when it may."""
+
+    source: str  # path or id as asked for
+    name: str
+    num_parameters: int
+    weight_bytes: int  # as held in memory now
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelLoading:
     stage: str  # plain words: "Reading weights"
     fraction: float  # 0 to 1
@@ -239,6 +250,35 @@ class ModelLoaded:
     info: ModelInfo
     options: Mapping[str, str]  # the values in force
     unavailable: Mapping[str, Mapping[str, str]]  # option key -> choice -> reason
+    draft: DraftInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftChanged:
+    """Another draft model guesses, or none does. Switches that hang on it are in ``options`` and ``unavailable``."""
+
+    draft: DraftInfo | None
+    options: Mapping[str, str]
+    unavailable: Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRefused:
+    """``source`` does not guess; what did before, if anything, stays."""
+
+    source: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DraftJudged:
+    """The answer to JudgeDraft, for the model ``target`` (its ModelInfo.source) alone. reason: why ``source`` cannot guess;
+    note: why it can but will not pay. Both empty when it may."""
+
+    source: str
+    target: str
+    reason: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +333,9 @@ Event = (
     | ModelLoadFailed
     | OptionsApplied
     | OptionsRefused
+    | DraftChanged
+    | DraftRefused
+    | DraftJudged
     | ContextMeasured
     | EngineError
 )

@@ -15,9 +15,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.commands import Abort, CancelLoad, Command, LoadModel, MeasureContext, SetOptions, Submit, WatchPages
+from engine.commands import (
+    Abort,
+    CancelLoad,
+    Command,
+    JudgeDraft,
+    LoadModel,
+    MeasureContext,
+    SetDraft,
+    SetOptions,
+    Submit,
+    WatchPages,
+)
 from engine.events import (
     ContextMeasured,
+    DraftRefused,
     EngineError,
     Event,
     Finished,
@@ -144,6 +156,11 @@ class EngineService:
                         self._engine.abort(command.request_id)
                 case SetOptions():
                     self._set_options(command)
+                case SetDraft():
+                    self._set_draft(command)
+                case JudgeDraft():
+                    if self._engine is not None:
+                        self._emit(self._engine.judge_draft(command.source, self._find))
                 case MeasureContext():
                     if self._engine is not None:
                         self._emit(ContextMeasured(command.query_id, self._engine.count_tokens(command.messages)))
@@ -161,6 +178,7 @@ class EngineService:
         from engine.engine import Engine
         from engine.model.load import LoadCancelled
 
+        refused: list[str] = []
         try:
             engine = Engine.load(
                 command.source,
@@ -169,6 +187,8 @@ class EngineService:
                 self._is_overtaken,
                 machine_file=self._machine_file,
                 find=self._find,
+                draft=command.draft or None,
+                on_draft_refused=refused.append,
             )
         except LoadCancelled:
             self._emit(ModelLoadFailed(command.source, "Loading was stopped.", kept=self._engine is not None))
@@ -184,6 +204,8 @@ class EngineService:
             self._engine.close()
         self._engine = engine
         self._emit(engine.loaded_event())
+        for message in refused:
+            self._emit(DraftRefused(command.draft, message))
 
     def _submit(self, command: Submit) -> None:
         if self._engine is None:
@@ -208,6 +230,20 @@ class EngineService:
             log.info("changing %s failed", dict(command.changes), exc_info=True)
             self._emit(OptionsRefused(command.changes, str(error) or "Not enough memory; the old weights stay."))
 
+    def _set_draft(self, command: SetDraft) -> None:
+        from engine.model.load import LoadCancelled
+
+        if self._engine is None:
+            self._emit(DraftRefused(command.source, NO_MODEL))
+            return
+        try:
+            self._emit(self._engine.set_draft(command.source, self._loading, self._is_draft_overtaken, find=self._find))
+        except LoadCancelled:
+            self._emit(DraftRefused(command.source, "Loading the draft model was stopped."))
+        except (ValueError, MemoryError, RuntimeError) as error:
+            log.info("the draft model %s failed", command.source, exc_info=True)
+            self._emit(DraftRefused(command.source, str(error) or "Not enough memory for a draft model."))
+
     # -- while a model loads ------------------------------------------------------------------
 
     def _loading(self, stage: str, fraction: float) -> None:
@@ -217,6 +253,9 @@ class EngineService:
     def _is_overtaken(self) -> bool:
         """Loading goes on unless it is cancelled, the window closes or another model was asked for meanwhile."""
         return self._stopping or any(isinstance(command, LoadModel | CancelLoad) for command in list(self._commands))
+
+    def _is_draft_overtaken(self) -> bool:
+        return self._is_overtaken() or any(isinstance(command, SetDraft) for command in list(self._commands))
 
     def _abort_unstarted(self) -> None:
         """Stop takes effect at once also for requests that wait behind the load."""

@@ -12,8 +12,8 @@ from engine.commands import Message, Prompt
 from engine.detokenizer import Detokenizer, unfinished_tail
 from engine.stop_strings import StopStrings
 from engine.tokenizer import TURN_ENDS, ControlTokens, TokenizerParts, bytes_of
-from engine.tokenizer_gguf import tokenizer_from_gguf
-from engine.tokenizer_hf import tokenizer_from_folder
+from engine.tokenizer_gguf import spellings_from_gguf, tokenizer_from_gguf
+from engine.tokenizer_hf import spellings_from_folder, tokenizer_from_folder
 
 if TYPE_CHECKING:
     from engine.weights.source import TokenizerFiles
@@ -139,6 +139,14 @@ class TextCodec:
         if piece is None:
             piece = self._pieces[token_id] = bytes_of(self._parts, token_id)
         return piece
+
+
+def spellings_in(files: TokenizerFiles, vocab_size: int) -> list[str | None]:
+    """What ``TextCodec.open(...).spellings()`` gives, without the seconds that building a large tokenizer takes. ValueError as there."""
+    if files.kind == "gguf":
+        return spellings_from_gguf(files.metadata)[:vocab_size]
+    assert files.folder is not None, files
+    return spellings_from_folder(Path(files.folder))[:vocab_size]
 
 
 def _turn_ends(parts: TokenizerParts) -> Iterator[int]:

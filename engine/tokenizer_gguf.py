@@ -14,6 +14,7 @@ from engine.tokenizer_pre import pre_tokenizer_named
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _SPACE = "\u2581"
+_NO_TOKENIZER = "This GGUF file holds no tokenizer; get a complete file of the model."
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
@@ -21,13 +22,21 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
     kind = metadata.get("tokenizer.ggml.model")
     tokens = metadata.get("tokenizer.ggml.tokens")
     if kind is None or not tokens:
-        raise ValueError("This GGUF file holds no tokenizer; get a complete file of the model.")
+        raise ValueError(_NO_TOKENIZER)
     builder = _Builder(metadata, list(tokens))
     if kind == "gpt2":
         return builder.byte_level()
     if kind == "llama":
         return builder.sentencepiece()
     raise ValueError(f"This GGUF file's tokenizer is of the kind {kind!r}; Ridgeline reads 'gpt2' and 'llama'.")
+
+
+def spellings_from_gguf(metadata: Mapping[str, Any]) -> list[str | None]:
+    """id -> spelling, without building the tokenizer. Raises ValueError when the file holds none."""
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not tokens:
+        raise ValueError(_NO_TOKENIZER)
+    return list(tokens)
 
 
 class _Builder:

@@ -16,9 +16,7 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_
 
 def tokenizer_from_folder(folder: Path) -> TokenizerParts:
     """Read a folder's tokenizer. Raises ValueError in plain words when a file is missing or broken."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ValueError(f"{folder.name} has no tokenizer.json; download the complete model folder.")
+    path = _tokenizer_file(folder)
     spec, config = _read_json(path), _read_config(folder)
     named = {key: text for key in _NAMED if (text := _text_of(config.get(key))) is not None}
     control = _control(spec, set(named.values()))
@@ -49,6 +47,18 @@ def tokenizer_from_folder(folder: Path) -> TokenizerParts:
         named=named,
         chat_template=_chat_template(folder, config),
     )
+
+
+def spellings_from_folder(folder: Path) -> list[str | None]:
+    """id -> spelling, None where an id is unused, without building the tokenizer. Raises ValueError as for the whole."""
+    return _tokens(_read_json(_tokenizer_file(folder)))
+
+
+def _tokenizer_file(folder: Path) -> Path:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ValueError(f"{folder.name} has no tokenizer.json; download the complete model folder.")
+    return path
 
 
 def _read_json(path: Path) -> dict[str, Any]:

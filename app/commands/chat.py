@@ -14,6 +14,7 @@ from app.chat.conversation import left_out_words
 from app.commands import Subparsers
 from app.commands.session import (
     INTERRUPTED,
+    Progress,
     Reply,
     add_draft,
     add_switches,
@@ -24,6 +25,7 @@ from app.commands.session import (
     open_engine,
     run_reply,
 )
+from app.library import catalog
 from engine.commands import Message, Overflow, Prompt
 from engine.events import FinishReason
 from engine.options import OPTIONS, parse_settings
@@ -39,6 +41,7 @@ _DEMO_TOKENS = 48
 _HELP = """\
 /new            forget this conversation
 /set KEY=VALUE  flip a switch, e.g. /set weights=int8
+/draft MODEL    load a model that guesses with /set speculation=draft; without MODEL let it go
 /options        the switches and their values
 /quit           leave (Ctrl+D too); Ctrl+C stops a reply"""
 
@@ -161,8 +164,20 @@ def _command(line: str, conversation: _Conversation) -> None:
             print(error, file=sys.stderr)
             return
         print(_options_text(conversation.engine.options), file=sys.stderr)
+    elif word == "/draft":
+        _set_draft(rest.strip(), conversation.engine)
     else:
         print(_HELP, file=sys.stderr)
+
+
+def _set_draft(model: str, engine: Engine) -> None:
+    try:
+        draft = engine.set_draft(model, Progress(), find=catalog.resolve).draft
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return
+    words = f"{draft.name} guesses with /set speculation=draft. {draft.note}" if draft else "No draft model."
+    print(words.strip(), file=sys.stderr)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from app.commands import Subparsers
 from app.commands.bench import positive
-from app.commands.session import Progress, log_to_file, open_engine, preset_settings
+from app.commands.session import Progress, add_draft, log_to_file, open_engine, preset_settings
+from app.library import catalog
 from engine.commands import Message, Prompt
 from engine.comparison import Measured, Workload, acts_on, compare
 from engine.options import parse_settings
@@ -50,6 +51,7 @@ def add_to(commands: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--quality-tokens", type=int, default=256, metavar="N", help="of the fixed text (256); 0 leaves quality out"
     )
+    add_draft(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
     return parser
@@ -80,11 +82,14 @@ def _settings(texts: Iterable[str], model: str) -> dict[str, str]:
 class _Sides:
     """The engines of both sides: one each while memory allows, else one that is switched before each turn.
 
+    draft: the model that guesses on a side with ``speculation=draft``; the other side does not load it.
     process_bytes: side -> memory the process gained by loading it, weights and pages.
     """
 
-    def __init__(self, model: str, settings: Mapping[str, Mapping[str, str]], stack: ExitStack) -> None:
-        self._settings = settings
+    def __init__(
+        self, model: str, settings: Mapping[str, Mapping[str, str]], draft: str | None, stack: ExitStack
+    ) -> None:
+        self._settings, self._draft = settings, draft
         self._engines: dict[str, Engine] = {}
         self._before: dict[str, int] = {}
         self.process_bytes: dict[str, int] = {}
@@ -92,7 +97,7 @@ class _Sides:
             if side == "b" and self._needed(settings["b"]) > _FREE_SHARE * free_bytes():
                 break
             before = settled_bytes()
-            self._engines[side] = open_engine(model, settings[side])
+            self._engines[side] = open_engine(model, settings[side], draft if _drafts(settings[side]) else None)
             stack.callback(self._engines[side].close)
             self.process_bytes[side] = settled_bytes() - before
 
@@ -111,10 +116,16 @@ class _Sides:
         if self.have_an_engine_each:
             return self._engines[side]
         engine = self._engines["a"]
+        if self._draft and engine.draft is None and _drafts(self._settings[side]):
+            engine.set_draft(self._draft, find=catalog.resolve)
         wanted = engine.options.replaced(_over_defaults(self._settings[side]), engine.capabilities)
         if engine.options.changed(wanted):
             engine.apply(dict(wanted))
         return engine
+
+
+def _drafts(settings: Mapping[str, str]) -> bool:
+    return settings.get("speculation") == "draft"
 
 
 def _over_defaults(settings: Mapping[str, str]) -> dict[str, str]:
@@ -128,7 +139,7 @@ def _report(
 ) -> dict[str, Any]:
     progress = Progress()
     judge = _Judge(arguments.model, arguments.quality_tokens, progress)
-    sides = _Sides(arguments.model, settings, stack)
+    sides = _Sides(arguments.model, settings, arguments.draft, stack)
     workload = Workload(_prompts(sides.get("a"), arguments.prompt, arguments.batch), arguments.new_tokens)
     a, b = compare(
         lambda: sides.get("a"),

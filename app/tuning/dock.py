@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from PySide6.QtCore import QEvent, QObject, QSize, Qt, Signal
@@ -25,6 +25,8 @@ from app.bridge import EngineBridge
 from app.icons import line_icon
 from app.tuning.advice import what_runs, what_was_measured
 from app.tuning.cards import TINY, Paragraph, stack
+from app.tuning.draft_row import DraftRow
+from app.tuning.drafts import Drafts, ListedModel
 from app.tuning.figures import LiveFigures
 from app.tuning.live import Chats, Live
 from app.tuning.pace import Meter, Pace
@@ -46,7 +48,7 @@ MOST_PENDING = 2000  # records kept unfolded while hidden
 
 
 class KeepsSettings(Protocol):
-    """What the dock asks of the settings store: to remember the tab."""
+    """What the dock asks of the settings store: to remember the tab and the draft models."""
 
     @property
     def settings(self) -> Any: ...
@@ -71,6 +73,7 @@ class Dock(QWidget):
         parent: QWidget | None = None,
         clock: Callable[[], float] = time.perf_counter,
         pace: Pace | None = None,
+        list_models: Callable[[], Sequence[ListedModel]] = tuple,
     ) -> None:
         super().__init__(parent)
         self.setObjectName("dock")
@@ -86,9 +89,10 @@ class Dock(QWidget):
         self.refresher = Refresher(self._refresh, self.meter, pace, clock, self)
         self.board = SwitchBoard(bridge, self.figures, self)
         self.live = Live(bridge, self.figures, self.meter, controller)
-        self.quick_switches = Switches(self.board, self.meter)
+        self.drafts = Drafts(bridge, settings, list_models, self)
+        self.quick_switches = self._make_switches()
         self.presets = PresetRow(self.board)
-        self.switches = Switches(self.board, self.meter)
+        self.switches = self._make_switches()
         self.cost = Paragraph(self.meter, TINY)
         self.cost.show_text(IDLE)
         self.cost.setToolTip("Processor time this panel takes, measured around its refreshes and its painting.")
@@ -106,6 +110,9 @@ class Dock(QWidget):
         self.show_tab(self._last_tab())
 
     # ---- building
+
+    def _make_switches(self) -> Switches:
+        return Switches(self.board, self.meter, below={"speculation": DraftRow(self.drafts, self.meter)})
 
     def _lay_out(self) -> None:
         bar = QHBoxLayout()

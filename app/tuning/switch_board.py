@@ -12,6 +12,7 @@ from app.tuning.effects import Effects
 from app.tuning.figures import LiveFigures
 from app.tuning.numbers import plural, seconds
 from engine.events import (
+    DraftChanged,
     EngineError,
     ModelLoaded,
     ModelLoadFailed,
@@ -68,6 +69,7 @@ class SwitchBoard(QObject):
         bridge.model_load_failed.connect(self._on_load_failed)
         bridge.options_applied.connect(self._on_applied)
         bridge.options_refused.connect(self._on_refused)
+        bridge.draft_changed.connect(self._on_draft_changed)
         bridge.engine_failed.connect(self._on_engine_failed)
 
     def state(self, key: str) -> SwitchState:
@@ -150,6 +152,13 @@ class SwitchBoard(QObject):
             elif state.pending == value:
                 self._set(key, replace(state, value=value, pending=None, status=""))
         self.switches_applied.emit(applied)
+
+    def _on_draft_changed(self, changed: DraftChanged) -> None:
+        """What hangs on the draft model can be chosen now, or no more; a switch that needed it may have moved."""
+        for key, state in self._states.items():
+            reasons, value = changed.unavailable.get(key, {}), changed.options.get(key, state.value)
+            if reasons != state.reasons or value != state.value:
+                self._set(key, replace(state, value=value, reasons=reasons))
 
     def _on_refused(self, refused: OptionsRefused) -> None:
         for key in refused.changes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QAction
@@ -150,6 +150,8 @@ class SwitchRow(QWidget):
 class Switches(QWidget):
     """Rows for the whole table (or the ``options`` given), under the headings of their piles.
 
+    below: key -> what stands under that switch's row.
+
     Attributes:
         rows: key -> SwitchRow.
     """
@@ -160,6 +162,7 @@ class Switches(QWidget):
         meter: Meter,
         options: Iterable[OptionEntry] = OPTIONS,
         parent: QWidget | None = None,
+        below: Mapping[str, QWidget] | None = None,
     ) -> None:
         super().__init__(parent)
         self.rows: dict[str, SwitchRow] = {}
@@ -173,6 +176,8 @@ class Switches(QWidget):
                 row = SwitchRow(option, board, meter, self)
                 self.rows[option.key] = row
                 layout.addWidget(row)
+                if below and option.key in below:
+                    layout.addWidget(below[option.key])
         board.switch_changed.connect(self._on_switch_changed)
 
     def refresh(self) -> None:

@@ -1,4 +1,4 @@
-"""Which models can guess for another: the same token behind every id, padding aside."""
+"""Which models can guess for another: the same token behind every id, padding aside, and no more weights than it has."""
 
 from __future__ import annotations
 
@@ -7,40 +7,64 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.text import TextCodec
+from engine.text import TextCodec, spellings_in
 from engine.weights.source import open_source
 
 _PADDING = re.compile(r"\[PAD\d*\]|<unused\d+>|<\|?(?:dummy|reserved|extra)[^>]*>", re.ASCII)
 
+ITSELF = "This is the model itself: every guess is right and none is cheaper. Only good for trying speculation out."
+AS_LARGE = "It has as many weights as the model it guesses for, so a guess takes as long as the answer."
+
+
+class Target(NamedTuple):
+    """The model that is guessed for."""
+
+    path: Path
+    text: TextCodec
+    num_parameters: int
+
+
+class Verdict(NamedTuple):
+    """reason: why a model cannot guess; note: why it can but will not pay. Both empty when it may."""
+
+    reason: str = ""
+    note: str = ""
+
 
 class Candidate(NamedTuple):
-    """A possible draft model. reason: why it does not fit; empty when it does."""
+    """A possible draft model and what was found of it."""
 
     path: Path
     reason: str
+    note: str = ""
 
 
-def candidates(target: TextCodec, target_parameters: int, paths: Iterable[Path]) -> list[Candidate]:
+def candidates(target: Target, paths: Iterable[Path]) -> list[Candidate]:
     """Every one of ``paths``, in order, judged by its header and tokenizer; no weights are read."""
-    return [Candidate(path, judged(target, path, target_parameters)) for path in paths]
+    return [Candidate(path, *judged(target, path)) for path in paths]
 
 
-def judged(target: TextCodec, path: Path, target_parameters: int | None = None) -> str:
-    """Why the model at ``path`` cannot guess for ``target``; empty when it can. Given its size, larger ones cannot."""
+def judged(target: Target, path: Path) -> Verdict:
+    """What the model at ``path`` is worth as a draft model for ``target``."""
+    if path.resolve() == target.path.resolve():
+        return Verdict(note=ITSELF)
     try:
         source = open_source(path)
-        codec = TextCodec.open(source.tokenizer_files, source.eos_token_ids, source.spec.vocab_size)
+        theirs = spellings_in(source.tokenizer_files, source.spec.vocab_size)
     except (ValueError, OSError) as error:
-        return str(error)
-    reason = why_not(target, codec)
-    if not reason and target_parameters is not None and source.spec.num_parameters >= target_parameters:
-        return "It is not smaller than the model it would guess for."
-    return reason
+        return Verdict(str(error))
+    reason = why_not(target.text.spellings(), theirs)
+    if reason:
+        return Verdict(reason)
+    size, most = source.spec.num_parameters, target.num_parameters
+    if size > most:
+        return Verdict(f"It is larger than the model it would guess for: {size:,} weights against {most:,}.")
+    return Verdict(note=AS_LARGE if size == most else "")
 
 
-def why_not(target: TextCodec, draft: TextCodec) -> str:
-    """Why ``draft`` cannot guess for ``target``; empty when it can. Trailing padding tokens may differ."""
-    ours, theirs = _without_padding(target.spellings()), _without_padding(draft.spellings())
+def why_not(target: list[str | None], draft: list[str | None]) -> str:
+    """Why a model with the tokens ``draft`` cannot guess for one with ``target``; empty when it can. Trailing padding may differ."""
+    ours, theirs = _without_padding(target), _without_padding(draft)
     if len(ours) != len(theirs):
         return f"Its vocabulary has {len(theirs):,} tokens, this model's has {len(ours):,}."
     different = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)

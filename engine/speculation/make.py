@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from engine.events import DraftInfo
 from engine.model.decoder import Decoder
-from engine.model.load import LoadedModel, load_model
+from engine.model.load import LoadedModel
 from engine.options import Options
-from engine.speculation.candidates import judged
+from engine.speculation.candidates import Target, judged
 from engine.speculation.controller import Controller
 from engine.speculation.draft import DraftProposer
 from engine.speculation.layer_skip import skipping
@@ -17,28 +18,31 @@ from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposer import Proposer
 from engine.speculation.speculator import Speculator
 
-NO_DRAFT = "No draft model was loaded with this one. Start with --draft MODEL to have one."
+NO_DRAFT = (
+    "No draft model is loaded. Choose one: below this switch in the window, with --draft MODEL on the command line."
+)
 
 
 class Draft(NamedTuple):
-    """A model that guesses for another."""
+    """A model that guesses for another. source: what it was asked for as; note: why it cannot pay, if so."""
 
+    source: str
     path: Path
     loaded: LoadedModel
+    note: str
+
+    @property
+    def info(self) -> DraftInfo:
+        loaded = self.loaded
+        return DraftInfo(self.source, loaded.name, loaded.spec.num_parameters, loaded.model.weight_bytes, self.note)
 
 
-def load_draft(
-    path: Path,
-    target: LoadedModel,
-    options: Options,
-    progress: Callable[[str, float], None],
-    cancelled: Callable[[], bool],
-) -> Draft:
-    """Raises ValueError when the model cannot be loaded or its vocabulary is another one."""
-    reason = judged(target.text, path)
+def load_draft(source: str, path: Path, target: Target, load: Callable[[Path], LoadedModel]) -> Draft:
+    """The model at ``path``, loaded by ``load``. Raises ValueError when it cannot be, or cannot guess for ``target``."""
+    reason, note = judged(target, path)
     if reason:
         raise ValueError(f"{path.name} cannot guess for this model. {reason} Choose a draft model of the same family.")
-    return Draft(path, load_model(path, options["weights"], options.on("fused_ops"), progress, cancelled))
+    return Draft(source, path, load(path), note)
 
 
 def make_speculator(

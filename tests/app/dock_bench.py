@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,26 +28,31 @@ class FakeChats:
 
 
 class FakeSettings:
-    """A settings store of one field that may be anything."""
+    """A settings store whose fields may be anything."""
 
     def __init__(self, dock_tab: Any = 0) -> None:
-        self.settings = SimpleNamespace(dock_tab=dock_tab)
+        self.settings = SimpleNamespace(dock_tab=dock_tab, drafts={})
 
     def update(self, **changes: Any) -> object:
-        self.settings = SimpleNamespace(**changes)
+        self.settings = SimpleNamespace(**{**vars(self.settings), **changes})
         return self.settings
 
 
 class DockBench:
     """dock, bridge, service; ``now`` is the dock's clock, kept at the service's scripted time by `steps`."""
 
-    def __init__(self, qtbot, script: Script | None = None) -> None:
+    def __init__(self, qtbot, script: Script | None = None, list_models: Callable[[], Sequence[Any]] = tuple) -> None:
         self.script = script or Script(reply_tokens=500)
         self.services: list[ScriptedService] = []
         self.now = 1000.0
         self.settings = FakeSettings()
         self.bridge = EngineBridge(self._make)
-        self.dock = Dock(self.bridge, FakeChats(), self.settings, clock=lambda: self.now, pace=Pace(num_cores=2))
+        self.dock = Dock(
+            *(self.bridge, FakeChats(), self.settings),
+            clock=lambda: self.now,
+            pace=Pace(num_cores=2),
+            list_models=list_models,
+        )
         self.dock.resize(372, 1000)
         qtbot.addWidget(self.dock)
         self._qtbot = qtbot

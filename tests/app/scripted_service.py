@@ -17,10 +17,12 @@ from engine.commands import (
     Abort,
     CancelLoad,
     Command,
+    JudgeDraft,
     LoadModel,
     MeasureContext,
     Message,
     Prompt,
+    SetDraft,
     SetOptions,
     Submit,
     WatchPages,
@@ -28,6 +30,10 @@ from engine.commands import (
 from engine.context import fit
 from engine.events import (
     ContextMeasured,
+    DraftChanged,
+    DraftInfo,
+    DraftJudged,
+    DraftRefused,
     EngineError,
     Event,
     Finished,
@@ -99,6 +105,9 @@ INFO = ModelInfo(
 REPLY = "Ice floats because water expands when it freezes: the same mass fills more volume and the density falls."
 
 
+_ITSELF = "This is the model itself."
+
+
 @dataclass
 class Script:
     """What the service will do. Change it between steps to change its mind.
@@ -108,6 +117,7 @@ class Script:
     fail_load, fail_reply: a message makes the next load, or each reply after its second token, fail.
     refuse: option key -> message.
     unavailable: option key -> choice -> reason.
+    misfits: source -> why it cannot be a draft model.
     window: tokens that fit, the reply included; None lets everything fit.
     step_seconds: None lets the figures decide (memory time plus overhead); threaded mode really pauses that long.
     """
@@ -125,6 +135,7 @@ class Script:
     fail_reply: str | None = None
     refuse: Mapping[str, str] = field(default_factory=dict)
     unavailable: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    misfits: Mapping[str, str] = field(default_factory=dict)
     step_seconds: float | None = None
     overhead_seconds: float = 0.0015
     total_pages: int = 512
@@ -153,6 +164,15 @@ class _Request:
         return self.prompt_tokens + self.sent
 
 
+def _draft_info(source: str, target: ModelInfo) -> DraftInfo:
+    """A draft model a tenth of the size of ``target``, or ``target`` itself."""
+    is_itself = source == target.source
+    size = 1 if is_itself else 10
+    note = _ITSELF if is_itself else ""
+    name = target.name if is_itself else source
+    return DraftInfo(source, name, target.num_parameters // size, target.weight_bytes // size, note)
+
+
 def pieces_of(text: str) -> list[str]:
     """Cut text into pieces that join to exactly it: each is a word with the space before it."""
     words = text.split(" ")
@@ -178,6 +198,7 @@ class ScriptedService:
         self.index = 0
         self.options = Options()
         self.info: ModelInfo | None = None
+        self.draft: DraftInfo | None = None
         self._wake = wake or (lambda: None)
         self._threaded = threaded
         self._thread: threading.Thread | None = None
@@ -297,6 +318,10 @@ class ScriptedService:
                 self._abort(command.request_id)
             elif isinstance(command, SetOptions):
                 self._set_options(command.changes)
+            elif isinstance(command, SetDraft):
+                self._set_draft(command.source)
+            elif isinstance(command, JudgeDraft):
+                self._judge_draft(command.source)
             elif isinstance(command, MeasureContext):
                 self.emit(ContextMeasured(command.query_id, count_tokens(command.messages)))
             elif isinstance(command, WatchPages):
@@ -319,9 +344,38 @@ class ScriptedService:
             self.emit(ModelLoadFailed(command.source, self.script.fail_load))
             return
         self.options = Options({**command.settings})
-        self.info = self._info_now(self.script.info)
-        self.emit(ModelLoaded(self.info, dict(self.options), self.script.unavailable))
+        self.info = self._info_now(replace(self.script.info, source=command.source))
+        misfit = self.script.misfits.get(command.draft)
+        self.draft = _draft_info(command.draft, self.info) if command.draft and not misfit else None
+        self.emit(ModelLoaded(self.info, dict(self.options), self._unavailable(), self.draft))
+        if misfit:
+            self.emit(DraftRefused(command.draft, misfit))
         self._emit_pages()
+
+    def _unavailable(self) -> Mapping[str, Mapping[str, str]]:
+        """As scripted; and without a draft model nothing can be drafted, where drafts are scripted at all."""
+        if self.draft is not None or not self.script.misfits:
+            return self.script.unavailable
+        return {**self.script.unavailable, "speculation": {"draft": "No draft model is loaded."}}
+
+    def _set_draft(self, source: str) -> None:
+        message = self.script.misfits.get(source) if self.info else "No model is loaded. Choose one first."
+        if not message and source:
+            self.emit(ModelLoading("Draft model: reading weights", 0.5))
+            if any(isinstance(waiting, CancelLoad) for waiting in list(self._commands)):
+                message = "Loading the draft model was stopped."
+        if message or self.info is None:
+            self.emit(DraftRefused(source, message or ""))
+            return
+        self.draft = _draft_info(source, self.info) if source else None
+        if not source and self.options["speculation"] == "draft":
+            self.options = self.options.replaced({"speculation": "off"})
+        self.emit(DraftChanged(self.draft, dict(self.options), self._unavailable()))
+
+    def _judge_draft(self, source: str) -> None:
+        if self.info is not None:
+            note = _ITSELF if source == self.info.source else ""
+            self.emit(DraftJudged(source, self.info.source, self.script.misfits.get(source, ""), note))
 
     def _info_now(self, info: ModelInfo) -> ModelInfo:
         if self.script.window is not None:
@@ -377,7 +431,7 @@ class ScriptedService:
 
     def _set_options(self, changes: Mapping[str, str]) -> None:
         for key, value in changes.items():
-            reason = self.script.refuse.get(key) or self.script.unavailable.get(key, {}).get(value)
+            reason = self.script.refuse.get(key) or self._unavailable().get(key, {}).get(value)
             if reason:
                 self.emit(OptionsRefused(changes, reason))
                 return

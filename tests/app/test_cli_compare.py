@@ -72,6 +72,30 @@ def test_without_room_for_two_engines_one_is_switched_at_each_turn(
     assert "process gained" not in text  # one process holds one engine: there is nothing to tell apart
 
 
+@pytest.mark.parametrize("free_bytes", [1, 1 << 40])
+def test_a_draft_model_guesses_on_the_side_that_asks_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, free_bytes: int
+) -> None:
+    """With an engine for each side, and with one that is switched between them."""
+    tiny = str(save_tiny("llama", tmp_path))
+    monkeypatch.setattr(compare, "free_bytes", lambda: free_bytes)
+    sides = ["--a", "weights=none", "--b", "weights=none,speculation=draft", "--draft", tiny]
+    said = report(capsys, "-m", tiny, "--quality-tokens", "0", *sides)
+    assert said["an_engine_each"] == (free_bytes > 1)
+    assert [said[side]["options"]["speculation"] for side in ("a", "b")] == ["off", "draft"]
+
+
+def test_drafting_without_a_draft_model_is_told_before_anything_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = str(save_tiny("llama", tmp_path))
+    assert cli.run(["chat", "-m", tiny, "-p", "Hi", "--set", "speculation=draft"]) == 1
+    assert "--draft MODEL" in capsys.readouterr().err
+    arguments = ["bench", "-m", tiny, "--draft", str(tmp_path / "nothing.gguf"), "--set", "weights=none"]
+    assert cli.run(arguments) == 1
+    assert "nothing.gguf" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "remedy"),
     [

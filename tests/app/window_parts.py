@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from app import theme
 from app.application import Lifetime
@@ -28,6 +30,7 @@ class Parts:
     bridge: EngineBridge
     settings: SettingsStore
     services: list[ScriptedService]
+    dock: Dock
 
     @property
     def service(self) -> ScriptedService:
@@ -48,7 +51,9 @@ class Parts:
         self.run()
 
 
-def make_window(folder: Path, script: Script | None = None, threaded: bool = False) -> Parts:
+def make_window(
+    folder: Path, script: Script | None = None, threaded: bool = False, list_models: Callable[[], Sequence[Any]] = tuple
+) -> Parts:
     """A window with real store, settings, bridge and controller; dock and verdict are the real ones too."""
     paths = Paths(folder, folder / "config", folder / "cache", folder / "logs").create()
     settings = SettingsStore(paths.settings_file)
@@ -60,16 +65,16 @@ def make_window(folder: Path, script: Script | None = None, threaded: bool = Fal
 
     bridge = EngineBridge(make_service)
     controller = ChatController(ChatStore(paths.chats_file), bridge, settings)
-    dock, verdict = Dock(bridge, controller, settings), VerdictLabel(bridge)
+    dock, verdict = Dock(bridge, controller, settings, list_models=list_models), VerdictLabel(bridge)
     sidebar = Sidebar(controller)
-    window = MainWindow(controller, bridge, dock, settings, sidebar, verdict, list)
+    window = MainWindow(controller, bridge, dock, settings, sidebar, verdict, list_models)
     window.chooser.find_starter = lambda: folder / "starter.gguf"  # no test fetches anything
     lifetime = Lifetime(bridge, controller, window.chooser.fetch, (dock, verdict, sidebar, window.panel.view))
     window.on_close, window.lifetime = lifetime.shut_down, lifetime
     bridge.setParent(window)
     controller.setParent(window)
     window.show_chat(controller.new_chat())
-    return Parts(window, controller, bridge, settings, services)
+    return Parts(window, controller, bridge, settings, services, dock)
 
 
 __all__ = ["Parts", "make_window", "theme"]

@@ -8,9 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from engine.commands import Abort, LoadModel, MeasureContext, Message, SetOptions, Submit, WatchPages
+from engine.commands import (
+    Abort,
+    CancelLoad,
+    JudgeDraft,
+    LoadModel,
+    MeasureContext,
+    Message,
+    SetDraft,
+    SetOptions,
+    Submit,
+    WatchPages,
+)
 from engine.events import (
     ContextMeasured,
+    DraftChanged,
+    DraftJudged,
+    DraftRefused,
     EngineError,
     Event,
     Finished,
@@ -189,3 +203,39 @@ def test_an_unexpected_error_in_a_command_leaves_the_engine_alive(
     assert "surprise" in error.message
     client.service.post(Submit(1, QUESTION, GREEDY))
     assert client.finished(1).reason is FinishReason.LENGTH
+
+
+def test_a_draft_model_is_judged_loaded_and_let_go(client: Client, gemma_path: Path) -> None:
+    client.service.post(SetDraft(client.starter))
+    client.until(lambda event: isinstance(event, DraftRefused) and "No model is loaded" in event.message)
+    client.load()
+    for source in (str(gemma_path), client.starter, "nothing-here.gguf"):
+        client.service.post(JudgeDraft(source))
+    client.service.post(SetDraft(str(gemma_path)))
+    client.until(lambda event: isinstance(event, DraftRefused) and "Its vocabulary has" in event.message)
+    judged = [event for event in client.events if isinstance(event, DraftJudged)]
+    assert [event.target for event in judged] == [client.starter] * 3
+    assert "Its vocabulary has" in judged[0].reason
+    assert (judged[1].reason, bool(judged[1].note)) == ("", True)
+    assert "nothing-here.gguf" in judged[2].reason
+    client.service.post(SetDraft(client.starter))
+    client.service.post(SetOptions({"speculation": "draft"}))
+    client.service.post(Submit(1, QUESTION, GREEDY))
+    client.until(lambda event: isinstance(event, DraftChanged) and event.draft is not None)
+    client.service.post(SetDraft(""))
+    changed = client.until(lambda event: isinstance(event, DraftChanged) and event.draft is None)
+    assert isinstance(changed, DraftChanged)
+    assert changed.options["speculation"] == "off"
+    assert any(isinstance(event, ModelLoading) and event.stage.startswith("Draft model") for event in client.events)
+    assert client.finished(1).reason is FinishReason.LENGTH
+
+
+def test_a_draft_model_comes_with_the_load_and_its_load_can_be_stopped(client: Client, gemma_path: Path) -> None:
+    client.service.post(LoadModel(client.starter, {"weights": "int8"}, str(gemma_path)))
+    refused = client.until_a(DraftRefused)
+    assert any(isinstance(event, ModelLoaded) and event.draft is None for event in client.events)
+    assert isinstance(refused, DraftRefused)
+    assert refused.source == str(gemma_path)
+    client.service.post(SetDraft(client.starter))
+    client.service.post(CancelLoad())
+    client.until(lambda event: isinstance(event, DraftRefused) and "stopped" in event.message)

@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 from test_load_model import save
+from tiny_engine import load, save_model
 from tiny_models import make_model
 
+from engine.commands import Message
 from engine.engine import PAGE_SIZE, Engine
 from engine.events import Completion, Event, Finished, FinishReason, StepRecord, TokenDelta
+from engine.model.load import LoadCancelled
 from engine.params import SamplingParams
+from engine.speculation.candidates import AS_LARGE, ITSELF, judged, why_not
 from engine.speculation.draft import DraftProposer
+from engine.speculation.make import NO_DRAFT
 from engine.speculation.verify import Proposal
 
 GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
@@ -285,18 +290,141 @@ def test_a_draft_with_another_vocabulary_is_refused_and_candidates_say_why(
     with pytest.raises(ValueError, match=r"cannot guess for this model\. Its vocabulary has"):
         Engine.load(str(folders[0]), {"weights": "none"}, draft=str(starter_path))
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")
-    found = engine.draft_candidates([folders[1], starter_path, tmp_path / "broken.gguf"])
-    assert [candidate.path for candidate in found] == [folders[1], starter_path, tmp_path / "broken.gguf"]
-    assert "not smaller" in found[0].reason
-    assert "vocabulary" in found[1].reason
-    assert found[2].reason
+    found = engine.draft_candidates([*folders, starter_path, tmp_path / "broken.gguf"])
+    assert [candidate.path for candidate in found] == [*folders, starter_path, tmp_path / "broken.gguf"]
+    assert (found[0].reason, found[0].note) == ("", ITSELF)
+    assert (found[1].reason, found[1].note) == ("", AS_LARGE)
+    assert "vocabulary" in found[2].reason
+    assert found[3].reason
+
+
+def test_a_larger_model_cannot_guess_and_a_smaller_one_may(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    larger = load(save_model(tmp_path))
+    try:
+        target = larger._as_target(larger._loaded)
+        assert judged(target._replace(path=folders[0]), tmp_path) == (
+            "",
+            AS_LARGE,
+        )
+        size = target.num_parameters
+        smaller_target = target._replace(path=folders[0], num_parameters=size - 1)
+        assert f"larger than the model it would guess for: {size:,} weights" in judged(smaller_target, tmp_path).reason
+        assert judged(target._replace(path=folders[0], num_parameters=size + 1), tmp_path) == ("", "")
+    finally:
+        larger.close()
+
+
+def test_only_padding_may_differ() -> None:
+    ours = ["a", "b", "<s>", "[PAD3]", "[PAD4]", None]
+    assert why_not(ours, ["a", "b", "<s>"]) == ""
+    assert why_not(ours, ["a", "b", "<s>", "<unused0>", "<|reserved_special_token_5|>"]) == ""
+    assert why_not(ours, ["a", "b", "<s>", "c"]) == "Its vocabulary has 4 tokens, this model's has 3."
+    assert why_not(ours, ["a", "c", "<s>"]) == "Token 1 is 'c' there and 'b' in this model."
+
+
+def test_rows_that_are_padding_in_the_draft_alone_are_never_guessed(folders: tuple[Path, Path]) -> None:
+    """The draft's head has 40 rows more than there are tokens, and they are its likeliest."""
+    engine = open_engine(folders)
+    try:
+        speculate(engine, "draft")
+        proposer = engine._speculator.proposer if engine._speculator else None
+        assert isinstance(proposer, DraftProposer)
+        forward = proposer._model.forward
+
+        class Padded:
+            kv_dtype = proposer._model.kv_dtype
+
+            def forward(self, batch, cache):  # type: ignore[no-untyped-def]
+                logits = forward(batch, cache)
+                return torch.cat((logits, logits.new_full((logits.shape[0], 40), 100.0)), dim=1)
+
+        proposer._model = Padded()  # type: ignore[assignment]
+        guessed = engine.generate(PROMPTS[:2], [GREEDY, MIXED[3]])
+        assert guessed[0].usage.num_accepted > 0
+        assert guessed[1].usage.num_accepted > 0
+        check(engine)
+    finally:
+        engine.close()
 
 
 def test_without_a_draft_model_the_switch_says_so(folders: tuple[Path, Path]) -> None:
+    stages: list[str] = []
+    with pytest.raises(ValueError, match="No draft model is loaded"):  # before anything is read
+        Engine.load(
+            str(folders[0]), {"weights": "none", "speculation": "draft"}, lambda stage, share: stages.append(stage)
+        )
+    assert stages == []
     engine = Engine.load(str(folders[0]), {"weights": "none"}, kv_bytes=2**22)
     try:
-        with pytest.raises(ValueError, match="No draft model was loaded"):
+        with pytest.raises(ValueError, match="No draft model is loaded"):
             engine.apply({"speculation": "draft"})
         assert "draft" in engine.loaded_event().unavailable["speculation"]
+    finally:
+        engine.close()
+
+
+def test_a_draft_model_comes_and_goes_while_a_reply_runs(folders: tuple[Path, Path], starter_path: Path) -> None:
+    """It can be chosen, replaced and let go between two steps; the text stays, and the switch follows."""
+    engine = Engine.load(str(folders[0]), {"weights": "none"}, kv_bytes=200 * PAGE_SIZE * 2 * 4 * 32 * 4)
+    try:
+        (plain,) = engine.generate([PROMPTS[1]], GREEDY)
+        engine.submit(PROMPTS[1], GREEDY, 1)
+        events = [event for _ in range(4) for event in engine.step()]
+        stages: list[str] = []
+        changed = engine.set_draft(str(folders[1]), lambda stage, share: stages.append(stage))
+        assert changed.draft is not None and changed.draft.source == str(folders[1])
+        assert changed.draft.weight_bytes > 0
+        assert "speculation" not in changed.unavailable
+        assert stages and all(stage.startswith("Draft model: ") for stage in stages)
+        speculate(engine, "draft")
+        events += [event for _ in range(4) for event in engine.step()]
+        with pytest.raises(ValueError, match="Its vocabulary has"):
+            engine.set_draft(str(starter_path))
+        assert engine.draft == changed.draft
+        with pytest.raises(LoadCancelled):
+            engine.set_draft(str(folders[0]), cancelled=lambda: True)
+        assert engine.draft == changed.draft
+        assert engine.set_draft(str(folders[0])).draft.note == ITSELF  # type: ignore[union-attr]
+        events += [event for _ in range(4) for event in engine.step()]
+        let_go = engine.set_draft("")
+        assert (let_go.draft, let_go.options["speculation"]) == (None, "off")
+        assert let_go.unavailable["speculation"]["draft"] == NO_DRAFT
+        while engine.has_work:
+            events += engine.step()
+        tokens = [token for event in events if isinstance(event, TokenDelta) for token in event.token_ids]
+        assert tuple(tokens) == plain.token_ids
+        check(engine)
+    finally:
+        engine.close()
+
+
+def test_a_draft_that_does_not_fit_need_not_cost_the_load(folders: tuple[Path, Path], starter_path: Path) -> None:
+    settings, refused = {"weights": "none", "speculation": "draft"}, []
+    engine = Engine.load(
+        str(folders[0]), settings, kv_bytes=2**22, draft=str(starter_path), on_draft_refused=refused.append
+    )
+    try:
+        assert engine.options["speculation"] == "off"
+        assert engine.draft is None
+        (message,) = refused
+        assert "Its vocabulary has" in message
+    finally:
+        engine.close()
+
+
+def test_the_starter_as_its_own_draft_writes_the_same_text(starter_path: Path) -> None:
+    """On packed weights: every guess is accepted, so a step gains all of them."""
+    prompt = (Message("user", "Name three colours."),)
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    engine = Engine.load("starter", kv_bytes=1 << 25, find=lambda name: starter_path, draft="starter")
+    try:
+        assert engine.draft is not None and engine.draft.note == ITSELF
+        (plain,) = engine.generate([prompt], params)
+        assert plain.usage.num_drafted == 0
+        speculate(engine, "draft", "3")
+        (guessed,) = engine.generate([prompt], params)
+        assert guessed.token_ids == plain.token_ids
+        assert guessed.usage.num_accepted == guessed.usage.num_drafted >= 27  # three of every four tokens
+        check(engine)
     finally:
         engine.close()
