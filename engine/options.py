@@ -480,17 +480,36 @@ def check(key: str, value: str, capabilities: Capabilities) -> None:
         raise ValueError(f"Option {key}={value} cannot be used here: {reason}")
 
 
+def _broken(values: Mapping[str, str]) -> Iterator[tuple[OptionEntry, Requirement]]:
+    """Each option set to what another switch does not allow, and what it needs of that one."""
+    for option in OPTIONS:
+        if values[option.key] != option.default:
+            yield from ((option, needed) for needed in option.requires if values[needed.key] != needed.value)
+
+
 def _check_together(values: Mapping[str, str]) -> None:
     """ValueError, naming both switches and the ways out, when two settings cannot go together."""
+    for option, needed in _broken(values):
+        raise ValueError(
+            f"{option.key}={values[option.key]} cannot go with {needed.key}={values[needed.key]}: {needed.why}. "
+            f"Set {needed.key}={needed.value} or {option.key}={option.default}."
+        )
+
+
+def clashes(values: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Option key -> choice -> why it cannot be chosen while the other switches are as in ``values`` (all of them); names both."""
+    found: dict[str, dict[str, str]] = {}
     for option in OPTIONS:
-        if values[option.key] == option.default:
-            continue
-        for needed in option.requires:
-            if values[needed.key] != needed.value:
-                raise ValueError(
-                    f"{option.key}={values[option.key]} cannot go with {needed.key}={values[needed.key]}: {needed.why}. "
-                    f"Set {needed.key}={needed.value} or {option.key}={option.default}."
-                )
+        for choice in option.choices:
+            tried = {**values, option.key: choice.value}
+            for needing, needed in _broken(tried):
+                if option.key in (needing.key, needed.key):
+                    other = entry(needed.key)
+                    found.setdefault(option.key, {})[choice.value] = (
+                        f"{needing.title} ({needing.choice(tried[needing.key]).title}) needs {other.title} "
+                        f"({other.choice(needed.value).title}): {needed.why}."
+                    )
+    return found
 
 
 def unavailable(capabilities: Capabilities) -> dict[str, dict[str, str]]:

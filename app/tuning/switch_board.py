@@ -20,24 +20,31 @@ from engine.events import (
     OptionsApplied,
     OptionsRefused,
 )
-from engine.options import OPTIONS, Kind, OptionEntry, entry
+from engine.options import OPTIONS, Kind, OptionEntry, clashes, entry
 
 NO_MODEL = "Load a model to use the switches."
 
 
 @dataclass(frozen=True, slots=True)
 class SwitchState:
-    """One switch. ``pending`` is the value asked for and not yet answered; ``reasons`` why choices cannot be used."""
+    """One switch. ``pending`` is the value asked for and not yet answered; ``reasons`` why choices cannot be used here at all,
+    ``clashes`` why not while the other switches are as they are."""
 
     value: str
     pending: str | None = None
     status: str = ""
     is_refusal: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict)
+    clashes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def shown(self) -> str:
         return self.pending or self.value
+
+    @property
+    def blocked(self) -> Mapping[str, str]:
+        """Choice -> why it cannot be chosen now."""
+        return {**self.clashes, **self.reasons}
 
 
 def mark_name(option: OptionEntry, value: str) -> str:
@@ -81,14 +88,17 @@ class SwitchBoard(QObject):
     def choose(self, key: str, value: str) -> None:
         """Ask the engine for ``key`` = ``value``. Nothing is asked twice, and not without a model."""
         state = self._states[key]
-        if not self.has_model or value == state.shown or value in state.reasons:
+        if not self.has_model or value == state.shown or value in state.blocked:
             return
         slow = entry(key).kind is Kind.WEIGHTS
         self._set(key, replace(state, pending=value, status="Reloading weights" if slow else "", is_refusal=False))
         self._bridge.set_options({key: value})
 
     def choose_all(self, values: Mapping[str, str]) -> None:
-        """Ask for many values in one command (a preset). Those that cannot be used here, or hold already, are left out."""
+        """Ask for many values in one command (a preset). Those that cannot be used here, or hold already, are left out.
+
+        What clashes with a switch as it is now may go with it as it will be: the engine judges them together.
+        """
         changes = {
             key: value
             for key, value in values.items()
@@ -124,6 +134,7 @@ class SwitchBoard(QObject):
             )
             for option in OPTIONS
         }
+        self._find_clashes()
         self.switch_changed.emit("")
 
     def _on_load_failed(self, failed: ModelLoadFailed) -> None:
@@ -169,6 +180,15 @@ class SwitchBoard(QObject):
     def _set(self, key: str, state: SwitchState) -> None:
         self._states[key] = state
         self.switch_changed.emit(key)
+        self._find_clashes()
+
+    def _find_clashes(self) -> None:
+        """Which choices the other switches, as they are shown now, do not allow."""
+        found = clashes({key: state.shown for key, state in self._states.items()})
+        for key, state in list(self._states.items()):
+            if state.clashes != found.get(key, {}):
+                self._states[key] = replace(state, clashes=found.get(key, {}))
+                self.switch_changed.emit(key)
 
 
 def _what_it_took(option: OptionEntry, applied: OptionsApplied) -> str:

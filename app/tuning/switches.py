@@ -33,7 +33,7 @@ class Pill(QPushButton):
         title = option.choice(state.shown).title
         self.setText(f"{title} …" if state.pending else title)
         flips = len(option.choices) == 2
-        stuck = flips and self._other(state) in state.reasons
+        stuck = flips and self._other(state) in state.blocked
         self.setEnabled(has_model and not stuck)
         self.setToolTip(self._tool_tip(state, has_model, flips))
         self.setAccessibleName(f"{option.title}: {title}")
@@ -48,9 +48,12 @@ class Pill(QPushButton):
         state = self._board.state(self._option.key)
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.setToolTipsVisible(True)
+        blocked = state.blocked
         for choice in self._option.choices:
-            reason = state.reasons.get(choice.value)
+            reason = blocked.get(choice.value)
             action = QAction(f"{choice.title}\t{reason or choice.note}", menu)
+            action.setToolTip(reason or choice.note)
             action.setCheckable(True)
             action.setChecked(choice.value == state.shown)
             action.setEnabled(reason is None)
@@ -62,8 +65,8 @@ class Pill(QPushButton):
         if not has_model:
             return NO_MODEL
         other = self._other(state)
-        if flips and other in state.reasons:
-            return state.reasons[other]
+        if flips and other in state.blocked:
+            return state.blocked[other]
         if flips:
             return f"Click for {self._option.choice(other).title}: {self._option.choice(other).note}."
         return f"{self._option.choice(state.shown).note}. Click to choose."

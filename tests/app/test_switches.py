@@ -173,6 +173,68 @@ def test_unavailable_choices_are_grey_with_their_reason(qtbot):
     bench.close()
 
 
+def grey(bench, key):
+    """Choice title -> reason, of what cannot be chosen now."""
+    menu = row(bench, key).pill.make_menu()
+    menu.deleteLater()
+    return {action.text().split("\t")[0]: action.toolTip() for action in menu.actions() if not action.isEnabled()}
+
+
+CLASHING = [(option, needed) for option in OPTIONS for needed in option.requires]
+
+
+@pytest.mark.parametrize(("option", "needed"), CLASHING, ids=lambda each: each.key)
+def test_choices_that_clash_with_another_switch_are_grey_while_it_stands_so(bench, option, needed):
+    """In both directions, named in the tooltip, following the other switch as it moves (FIELD 13)."""
+    bench.load()
+    board, other = bench.dock.board, entry(needed.key)
+    wrong = next(value for value in other.values if value != needed.value)
+    choice = next(value for value in option.values if value != option.default)
+    assert not board.state(option.key).clashes
+    assert not board.state(other.key).clashes
+    board.choose(other.key, wrong)  # asked for, not yet answered: grey already
+    reason = board.state(option.key).clashes[choice]
+    for said in (option.title, option.choice(choice).title, other.title, other.choice(needed.value).title, needed.why):
+        assert said in reason
+    bench.steps()
+    if len(option.choices) > 2:
+        assert grey(bench, option.key)[option.choice(choice).title] == reason
+        assert option.choice(option.default).title not in grey(bench, option.key)
+    else:
+        assert row(bench, option.key).pill.toolTip() == reason
+    asked = len(bench.asked())
+    board.choose(option.key, choice)
+    assert len(bench.asked()) == asked
+    board.choose(other.key, needed.value)
+    board.choose(option.key, choice)
+    bench.steps()
+    assert board.state(option.key).value == choice
+    if len(other.choices) == 2:
+        assert not row(bench, other.key).pill.isEnabled()
+        assert option.title in row(bench, other.key).pill.toolTip()
+    board.choose(option.key, option.default)
+    assert row(bench, other.key).pill.isEnabled()
+
+
+def test_a_refused_flip_gives_the_choices_of_the_others_back(bench):
+    bench.script.refuse = {"kv_cache": "Not now."}
+    bench.load()
+    bench.dock.board.choose("kv_cache", "off")
+    assert bench.dock.board.state("sparse").clashes
+    bench.steps()
+    assert not bench.dock.board.state("sparse").clashes
+
+
+def test_a_preset_may_move_both_of_two_that_clash(bench):
+    """One command with both: what would clash with the switches as they are now is not left out."""
+    bench.load(kv_cache="off")
+    assert bench.dock.board.state("sparse").clashes
+    bench.dock.board.choose_all({"kv_cache": "on", "sparse": "8"})
+    assert bench.asked()[-1] == {"kv_cache": "on", "sparse": "8"}
+    bench.steps()
+    assert bench.dock.board.state("sparse").value == "8"
+
+
 def test_without_a_model_nothing_can_be_flipped(bench, qtbot):
     for shown in bench.dock.switches.rows.values():
         assert not shown.pill.isEnabled()
