@@ -94,6 +94,7 @@ def ledger_model(loaded: LoadedModel, layout: KvLayout, options: Options, page_s
         kv_layer_token_bytes=layout.layer_token_bytes,
         compute_dtype=model.product_dtype,
         fused=options.on("fused_ops"),
+        fused_attention=options["attention"] == "fused",
         sparse_pages=sparse_pages(options),
         page_size=page_size,
         page_bound_bytes=layout.page_bound_bytes,

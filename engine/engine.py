@@ -417,10 +417,10 @@ class Engine:
         if "sparse" in changed:  # texts computed one way are not offered to chats that compute the other way
             self._scheduler.pool.clear_index()
             self._cache.set_sparse(sparse_pages(options), self._scheduler.pool.held_pages())
-        self._loaded.model.set_fused(options.on("fused_ops"))
+        _set_fused(self._loaded, options)
         self.options = options
         self._account_for(options)
-        if reloads or relaid or {"speculation", "draft_length", "fused_ops"} & set(changed):
+        if reloads or relaid or {"speculation", "draft_length", "fused_ops", "attention"} & set(changed):
             self._speculator = self._make_speculator()
         seconds = time.perf_counter() - started
         is_new_cache = reloads or any(entry(key).kind is Kind.CACHE for key in changed)
@@ -474,6 +474,7 @@ class Engine:
 
     def _hold(self, loaded: LoadedModel, options: Options) -> None:
         self._loaded = loaded
+        _set_fused(loaded, options)
         self._kv_budget = self._kv_bytes or kv_budget(loaded)
         num_pages(layout_for(loaded, options), self._kv_budget)
         self._make_cache(options)
@@ -570,6 +571,10 @@ class Engine:
             f"Not enough memory for a step of {plan.num_rows:,} tokens in {len(plan.items)} chats. {free / 2**30:.1f} GiB are free, "
             f"room for about {min(fits, self.context_length):,} tokens of context. Lower the batch limit or the step budget, or close other programs."
         )
+
+
+def _set_fused(loaded: LoadedModel, options: Options) -> None:
+    loaded.model.set_fused(options.on("fused_ops"), options["attention"] == "fused")
 
 
 def _load(path: Path, options: Options, progress: Progress, cancelled: Callable[[], bool]) -> LoadedModel:

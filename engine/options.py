@@ -79,6 +79,15 @@ def _int8_activations_need_kernels(choice: str, capabilities: Capabilities) -> s
     return _not_with_fallback(choice, capabilities)
 
 
+def _on_a_gpu(why_not_on_cpu: str) -> Reason:
+    """A switch whose "on" needs a GPU; its default is "off"."""
+
+    def reason(choice: str, capabilities: Capabilities) -> str | None:
+        return why_not_on_cpu if choice == "on" and capabilities.device == "cpu" else None
+
+    return reason
+
+
 @dataclass(frozen=True, slots=True)
 class Requirement:
     """Another switch must be at ``value``, and why."""
@@ -124,6 +133,10 @@ def _numbers(*values: int, unit: str) -> tuple[Choice, ...]:
 
 def _on_off(on: str, off: str) -> tuple[Choice, ...]:
     return (Choice("on", "on", on), Choice("off", "off", off))
+
+
+def _off_on(off: str, on: str) -> tuple[Choice, ...]:
+    return (Choice("off", "off", off), Choice("on", "on", on))
 
 
 OPTIONS: tuple[OptionEntry, ...] = (
@@ -398,6 +411,21 @@ OPTIONS: tuple[OptionEntry, ...] = (
         terms="prefill tokens computed",
     ),
     OptionEntry(
+        key="host_offload",
+        title="Pages in host memory",
+        pile=Pile.CAPACITY,
+        kind=Kind.CACHE,
+        choices=_off_on("all pages lie where the model runs", "pages that wait are moved to the computer's own memory"),
+        default="off",
+        lossless=True,
+        explanation=(
+            "A GPU's memory is fast and small. Pages of chats that wait, and of finished ones that are kept for their next turn, can be "
+            "moved to the computer's own memory and fetched before they are needed: more chats are held, for the time of the transfers."
+        ),
+        terms="pages held, bytes moved between memories",
+        reason=_on_a_gpu("On a CPU the cache lies in the computer's own memory already."),
+    ),
+    OptionEntry(
         key="prefix",
         title="Prefix sharing",
         pile=Pile.PREFILL,
@@ -444,19 +472,67 @@ OPTIONS: tuple[OptionEntry, ...] = (
         terms="prefill tokens per step",
     ),
     OptionEntry(
+        key="attention",
+        title="Attention",
+        pile=Pile.PREFILL,
+        kind=Kind.FREE,
+        choices=(
+            Choice("fused", "fused", "scores are used as they arise and never stored"),
+            Choice("reference", "step by step", "all scores are written, weighed and read again, in plain torch"),
+        ),
+        default="fused",
+        lossless=True,
+        explanation=(
+            "Every token is scored against all tokens it sees, which for a prompt is its length squared, and the scores are needed but once. "
+            "Fused attention works through the keys in blocks and keeps what it needs of the scores beside the processor. Step by step "
+            "they go to memory and back, as in a textbook. Either way the result is the same."
+        ),
+        terms="activation bytes: the scores",
+    ),
+    OptionEntry(
         key="fused_ops",
         title="Fused operations",
         pile=Pile.FUSION,
         kind=Kind.FREE,
-        choices=_on_off("norms, rotation and attention each run as one call", "each runs as plain torch steps"),
+        choices=_on_off("norms, rotation and activations each run as one call", "each runs as plain torch steps"),
         default="on",
         lossless=True,
         explanation=(
-            "A norm or an attention written in small steps sends each intermediate result to memory and back and pays for every call. "
+            "A norm or an activation written in small steps sends each intermediate result to memory and back and pays for every call. "
             "Fused, the intermediate values stay close to the processor. It acts on overhead and activation bytes, not on weights."
         ),
         terms="activation bytes, calls per step",
         reason=_not_with_fallback,
+    ),
+    OptionEntry(
+        key="graphs",
+        title="CUDA graphs",
+        pile=Pile.FUSION,
+        kind=Kind.GRAPH,
+        choices=_off_on("each kernel is launched by itself", "a step's launches are recorded once and replayed as one"),
+        default="off",
+        lossless=True,
+        explanation=(
+            "A small model's step on a GPU is hundreds of kernels that each run for microseconds, and launching one costs as long. "
+            "Recorded as a graph they are launched together, and what is left of a step is the work itself."
+        ),
+        terms="overhead: launches per step",
+        reason=_on_a_gpu("Graphs replay the launches of a GPU's kernels; on a CPU there are none."),
+    ),
+    OptionEntry(
+        key="overlap",
+        title="Overlap",
+        pile=Pile.FUSION,
+        kind=Kind.FREE,
+        choices=_off_on("a step is prepared after the one before", "a step is prepared while the one before runs"),
+        default="off",
+        lossless=True,
+        explanation=(
+            "While a GPU computes, the CPU is idle: it can plan the next step and send its numbers ahead on a second stream. "
+            "Then nothing is left to wait for between two steps. It hides overhead and changes neither bytes nor arithmetic."
+        ),
+        terms="overhead: what happens between steps",
+        reason=_on_a_gpu("On a CPU the cores that would prepare the next step are busy with this one."),
     ),
 )
 

@@ -135,18 +135,25 @@ class Decoder:
         other = copy.copy(self)
         other.spec, other._weights = spec, weights
         other._layers = [self._layers[index] for index in indices]
-        other._compile(spec, weights, self._fused)
+        other._compile(spec, weights, *self._fused)
         other.weight_sizes, other.weight_bytes = weights.sizes(), weights.num_bytes()
         return other
 
-    def set_fused(self, fused: bool) -> None:
-        self._fused = fused
-        self._ops, self._layers_at_once = self._all_ops[fused], self._compiled[fused]
+    def set_fused(self, fused: bool, fused_attention: bool | None = None) -> None:
+        self._fused = (fused, fused if fused_attention is None else fused_attention)
+        self._ops, self._layers_at_once = self._backends[self._fused]
         self._ran_at_once = self._layers_at_once  # what runs unless the cache asks for the single operations
 
-    def _compile(self, spec: ModelSpec, weights: DecoderWeights, fused: bool) -> None:
-        self._compiled = {is_fused: ops.compile_layers(spec, weights) for is_fused, ops in self._all_ops.items()}
-        self.set_fused(fused)
+    def _compile(
+        self, spec: ModelSpec, weights: DecoderWeights, fused: bool, fused_attention: bool | None = None
+    ) -> None:
+        choices = {
+            (is_fused, attention): ops.with_attention(attention)
+            for is_fused, ops in self._all_ops.items()
+            for attention in (True, False)
+        }
+        self._backends = {choice: (ops, ops.compile_layers(spec, weights)) for choice, ops in choices.items()}
+        self.set_fused(fused, fused_attention)
 
     def kv_scales(self) -> list[ChannelScales]:
         """How large each key and value channel is, read off the weights that make it (one layer unpacked at a time)."""

@@ -80,15 +80,15 @@ class FallbackModel:
         tables = head.nbytes + (0 if head.data_ptr() == table.data_ptr() else table.nbytes)
         self.weight_sizes = WeightSizes(self.weight_bytes - tables, head.nbytes, table[0].nbytes)
 
-    def set_fused(self, fused: bool) -> None:
-        self._ops = self._ops_of[fused]
+    def set_fused(self, fused: bool, fused_attention: bool | None = None) -> None:
+        self._ops = self._ops_of[fused].with_attention(fused if fused_attention is None else fused_attention)
 
     def kv_scales(self) -> None:
         """Not known: transformers' modules do not say which weights make the keys."""
 
     def active_paths(self) -> Mapping[str, str]:
         name = type(self._model).__name__
-        return {"weights": f"fp32: transformers {name}", "operations": "transformers", "attention": self._ops.name}
+        return {"weights": f"fp32: transformers {name}", "operations": "transformers", **self._ops.active_paths()}
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, cache: KvTensors) -> Tensor:

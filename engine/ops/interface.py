@@ -92,6 +92,10 @@ class Ops(Protocol):
 
     name: str  # "reference" or "cpu"
 
+    def with_attention(self, fused: bool) -> Ops:
+        """The same operations and buffers with fused or with plain attention; of a backend that has but one, itself."""
+        ...
+
     def active_paths(self) -> Mapping[str, str]:
         """Operation -> the path its latest call took, for the panel; empty where there is but one."""
         ...
@@ -231,7 +235,8 @@ class Model(Protocol):
     """A loaded model: the parametric decoder or the transformers fallback.
 
     ``forward`` runs ``batch`` against ``cache`` and returns fp32 logits [R, vocab] for ``batch.logit_rows``.
-    ``kv_dtype`` is what it wants keys and values kept in. ``set_fused`` flips the ``fused_ops`` switch between two steps.
+    ``kv_dtype`` is what it wants keys and values kept in. ``set_fused`` flips the switches ``fused_ops`` and
+    ``attention`` between two steps; without the second, attention goes with the rest.
     """
 
     weight_bytes: int  # all that is held, a table used twice counted once
@@ -242,7 +247,7 @@ class Model(Protocol):
 
     def forward(self, batch: StepBatch, cache: KvTensors) -> Tensor: ...
 
-    def set_fused(self, fused: bool) -> None: ...
+    def set_fused(self, fused: bool, fused_attention: bool | None = None) -> None: ...
 
     def kv_scales(self) -> Sequence[ChannelScales] | None:
         """How large each layer's key and value channels are, for caches in few bits; None when that is not known."""

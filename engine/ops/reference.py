@@ -30,6 +30,9 @@ class ReferenceOps:
 
     name = "reference"
 
+    def with_attention(self, fused: bool) -> ReferenceOps:
+        return self
+
     def active_paths(self) -> dict[str, str]:
         return {"attention": "torch reference attention"}
 

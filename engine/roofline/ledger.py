@@ -34,7 +34,7 @@ class LedgerModel:
     block_bytes: packed matrices, biases and norms of all layers, and the final norm.
     head_bytes: the packed head. embedding_row_bytes: one token's row of the table it is looked up in.
     activation_bytes: per element. kv_layer_token_bytes: one token's keys and values in one layer, as stored. compute_dtype: key into MachineFigures.flops_per_second.
-    fused: norms and attention keep their intermediate values on chip.
+    fused: norms keep their intermediate values on chip. fused_attention: so do the scores.
     sparse_pages: pages of ``page_size`` tokens that a decoding row reads per layer at most; page_bound_bytes: what it reads
     of every page, per layer, to choose them.
     block_passes, head_passes: how often a row is multiplied with a weight (twice where activations keep 16 bits as two halves).
@@ -48,6 +48,7 @@ class LedgerModel:
     kv_layer_token_bytes: int
     compute_dtype: str
     fused: bool = True
+    fused_attention: bool = True
     sparse_pages: int | None = None
     page_size: int = 1
     page_bound_bytes: int = 0
@@ -184,8 +185,6 @@ def _activation_bytes(model: LedgerModel, num_rows: int, num_pairs: int) -> int:
     attention = (hidden + qkv) + (qkv + spec.q_size) + 2 * spec.q_size + (spec.q_size + 2 * hidden)
     mlp = (hidden + 2 * inner) + 3 * inner + (inner + 2 * hidden)
     fused = num_rows * spec.num_layers * (norms + attention + mlp) * model.activation_bytes
-    if model.fused:
-        return fused
     norm_steps = num_rows * spec.num_layers * 3 * norms * 4  # square, mean, scale and multiply each pass over fp32 rows
     scores = num_pairs * spec.num_heads * 4 * 4  # scores written, softmax reads and writes, the sum reads: fp32
-    return fused + norm_steps + scores
+    return fused + (0 if model.fused else norm_steps) + (0 if model.fused_attention else scores)

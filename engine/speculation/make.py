@@ -62,7 +62,7 @@ def _make_proposer(
             return NgramProposer()
         case "draft" if draft:
             model, spec = draft.loaded.model, draft.loaded.spec
-            model.set_fused(options.on("fused_ops"))
+            model.set_fused(options.on("fused_ops"), options["attention"] == "fused")
             return DraftProposer(f"draft {draft.loaded.name}", model, spec, vocab_size, num_pages, page_size)
         case "layer_skip" if isinstance(target.model, Decoder):
             part = skipping(target.model)

@@ -54,7 +54,7 @@ from engine.events import (
     StepRecord,
     TokenDelta,
 )
-from engine.options import Capabilities, Options, check
+from engine.options import Capabilities, Options, check, unavailable
 
 BANDWIDTH = 14.5e9
 THROUGHPUT = 150e9
@@ -116,7 +116,7 @@ class Script:
     reply_tokens: when set, each reply is repeated until it has that many tokens (a token is a word with its space).
     fail_load, fail_reply: a message makes the next load, or each reply after its second token, fail.
     refuse: option key -> message.
-    unavailable: option key -> choice -> reason.
+    unavailable: option key -> choice -> reason; by default what no CPU can do.
     misfits: source -> why it cannot be a draft model.
     window: tokens that fit, the reply included; None lets everything fit.
     step_seconds: None lets the figures decide (memory time plus overhead); threaded mode really pauses that long.
@@ -134,7 +134,7 @@ class Script:
     fail_load: str | None = None
     fail_reply: str | None = None
     refuse: Mapping[str, str] = field(default_factory=dict)
-    unavailable: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    unavailable: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: unavailable(Capabilities()))
     misfits: Mapping[str, str] = field(default_factory=dict)
     step_seconds: float | None = None
     overhead_seconds: float = 0.0015

@@ -38,6 +38,32 @@ def test_options_json_is_what_a_script_needs(capsys: pytest.CaptureFixture[str])
         assert all(isinstance(choice, str) for choice in entry["choices"])
         assert entry["default"] in entry["choices"]
         assert entry["available"] or entry["reason"]
+        assert set(entry["refused"]) <= set(entry["choices"]) - {entry["default"]}
+        assert set(entry["notes"]) == set(entry["choices"])
+
+
+def test_options_that_cannot_be_chosen_on_a_cpu_say_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["options", "--json"]) == 0
+    listed = {entry["key"]: entry for entry in json.loads(capsys.readouterr().out)}
+    for key in ("graphs", "overlap", "host_offload"):
+        assert not listed[key]["available"]
+        assert "CPU" in listed[key]["reason"]
+        assert listed[key]["refused"] == {"on": listed[key]["reason"]}
+        assert listed[key]["default"] == "off"
+    assert listed["attention"]["choices"] == ["fused", "reference"]
+    assert listed["attention"]["available"]
+    assert cli.run(["options"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"Not here: graphs=on. {listed['graphs']['reason']}" in text
+    assert "Needs kv_cache=on: without a KV cache" in text
+
+
+def test_every_switch_of_the_design_is_listed() -> None:
+    assert {option.key for option in OPTIONS} >= {
+        *("weights", "activations", "sensitive_layers", "kv_dtype", "gqa", "window", "sparse", "batching", "max_batch"),
+        *("speculation", "draft_length", "kv_cache", "paging", "prefix", "eviction", "host_offload"),
+        *("chunked_prefill", "token_budget", "attention", "fused_ops", "graphs", "overlap"),
+    }
 
 
 def test_options_text_explains_each(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,6 +83,8 @@ def test_options_text_explains_each(capsys: pytest.CaptureFixture[str]) -> None:
         (["chat", "-p", "Hi", "-m", "some/model"], "pass its path"),
         (["chat", "-p", "Hi", "--temperature", "-1"], "0 (greedy) or more"),
         (["chat", "-p", ""], "-p TEXT"),
+        (["chat", "-p", "Hi", "--set", "graphs=on"], "on a CPU there are none"),
+        (["bench", "--set", "overlap=on"], "cannot be used here"),
         (["bench", "--set", "prefix=maybe"], "Choose one of: on, off"),
         (["bench", "--new-tokens", "2"], "must be more than"),
         (["models", "inspect", "nothing"], "ridgeline models"),

@@ -35,7 +35,7 @@ END = "<!-- measured:end -->"
 QUALITY_TOKENS = 320
 ROUNDS = 4
 MOST_ROW_SECONDS = 12.0
-_OFF_VALUES = ("none", "off", "native", "model", "full")
+_OFF_VALUES = ("none", "off", "native", "model", "full", "reference")
 _OFF_NUMBERS = {"max_batch": "1", "token_budget": "32", "draft_length": "1"}
 _SHOWN_NUMBERS = {
     "max_batch": ("4", "16"),
@@ -62,6 +62,7 @@ WHY = {
     "kv_cache": "Compute side: nothing is computed twice; it costs the memory that the keys and values take.",
     "paging": "Capacity, neither side: only what is used is reserved, so more chats run at once.",
     "eviction": "Capacity: finished pages stay findable while nobody needs their room.",
+    "host_offload": "Capacity: waiting pages leave the GPU's memory for the computer's own.",
     "prefix": "Compute side: text that was read before is not computed again; it shows in the time to the first token.",
     "chunked_prefill": "Neither side: the same work cut up, so that other chats do not stall behind a long prompt.",
     "token_budget": "Compute side: more prompt tokens per read of the weights; smaller steps keep other chats smooth.",

@@ -55,9 +55,25 @@ def save_model(folder: Path) -> Path:
     return folder
 
 
-def load(folder: Path, settings: Mapping[str, str] | None = None, kv_bytes: int = 4 * 2**20) -> Engine:
+def save_draft(folder: Path) -> Path:
+    """The model with every weight a little off: as a draft model it is right now and then."""
+    model = _model()
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    try:
+        generator = torch.Generator().manual_seed(1)
+        for value in model.state_dict().values():
+            value.add_(torch.randn(value.shape, generator=generator) * value.std() * 0.12)
+        return save_model(folder)
+    finally:
+        model.load_state_dict(kept)
+
+
+def load(
+    folder: Path, settings: Mapping[str, str] | None = None, kv_bytes: int = 4 * 2**20, draft: Path | None = None
+) -> Engine:
     """fp32 weights unless ``settings`` say otherwise."""
-    return Engine.load(str(folder), {"weights": "none", **(settings or {})}, kv_bytes=kv_bytes, find=Path)
+    full = {"weights": "none", **(settings or {})}
+    return Engine.load(str(folder), full, kv_bytes=kv_bytes, find=Path, draft=str(draft) if draft else None)
 
 
 def text(length: int, seed: int = 0) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -32,8 +33,8 @@ class CpuOps:
 
     Products of full weights are torch's. Between products the C kernels take fp32; other activations run on torch.
 
-    fused: False runs norms, rotation, activation and attention as the reference's plain steps (the ``fused_ops`` switch);
-    the products stay the same.
+    fused: False runs norms, rotation and activation as the reference's plain steps (the ``fused_ops`` switch), and attention too
+    (see ``with_attention``); the products stay the same.
     use_native: False keeps the C kernels out; None asks whether they are there.
     """
 
@@ -41,6 +42,7 @@ class CpuOps:
 
     def __init__(self, fused: bool = True, use_native: bool | None = None) -> None:
         self.fused = fused
+        self.fused_attention = fused
         self.use_native = native.is_available() if use_native is None else use_native
         if self.use_native:
             native.set_threads(torch.get_num_threads())
@@ -51,6 +53,13 @@ class CpuOps:
         self._norm = Norms()
         self._head_path = ""
         self._rotate = Rotations()
+
+    def with_attention(self, fused: bool) -> CpuOps:
+        if fused == self.fused_attention:
+            return self
+        other = copy.copy(self)
+        other.fused_attention = fused
+        return other
 
     def activation_dtype(self, scheme: str) -> torch.dtype:
         """fp32, but bf16 for torch's packed products, which are slow with anything else."""
@@ -78,11 +87,11 @@ class CpuOps:
         return {
             "products": self._products.active_path,
             "head": self._head_path,
-            "attention": self._attention.last_path if self.fused else "torch reference attention",
+            "attention": self._attention.last_path if self.fused_attention else "torch reference attention",
         }
 
     def compile_layers(self, spec: ModelSpec, weights: DecoderWeights) -> NativeLayers | None:
-        if self.fused and self.use_native and NativeLayers.can_run(spec, weights):
+        if self.fused and self.fused_attention and self.use_native and NativeLayers.can_run(spec, weights):
             return NativeLayers(spec, weights)
         return None
 
@@ -140,11 +149,11 @@ class CpuOps:
     def paged_attention(
         self, q: Tensor, keys: Tensor, values: Tensor, spans: Sequence[Span], params: AttentionParams
     ) -> Tensor:
-        if self._is_native(q):
+        if self.use_native and self.fused_attention and q.dtype == torch.float32:
             self._attention.last_path = kernels.attention_path()
             return self._native_attention(q.contiguous(), keys, values, spans, params, sink_tokens=params.sinks)
         # torch's fused attention knows no score cap (Gemma 2): those layers run as plain steps.
-        if not self.fused or params.softcap is not None:
+        if not self.fused_attention or params.softcap is not None:
             self._attention.last_path = "torch reference attention (scores are capped)"
             return reference.paged_attention(q, keys, values, spans, params)
         if params.sinks:
