@@ -204,13 +204,16 @@ OPTIONS: tuple[OptionEntry, ...] = (
         choices=(
             Choice("native", "native", "as computed: 4 bytes per element with full weights, 2 with packed ones"),
             Choice("int8", "int8", "1 byte per element, one scale per head and token"),
+            Choice("int4", "int4", "4 bits per value, 6 per rotated key, scale and minimum per head and token"),
         ),
         default="native",
         lossless=False,
         explanation=(
             "Every new token reads the keys and values of all tokens it sees; in a long chat that is more than the weights. In 8 "
             "bits they take a quarter or half of the memory and more chats fit. Channels that are always large are evened out first, "
-            "so that they do not drown the others. The price is rounding, and where no kernel reads the codes they are decoded before attention, which costs time."
+            "so that they do not drown the others. Under int4 heads are rotated too, which spreads what is large over all channels; values "
+            "keep 4 bits, keys 6, since a rounded key moves the text ten times as much as a rounded value: 5.5 bits on average with "
+            "what scales them. The price is rounding, and where no kernel reads the codes they are decoded before attention, which costs time."
         ),
         terms="KV bytes per token",
     ),

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from engine.kv.codec import ChannelScales, Codec, Parts, codec_for, rotate
+from engine.kv.codec import ChannelScales, KvCodec, Parts, codec_for, rotate
 from engine.kv.layout import DENSE_LAYERS, NUM_SINKS, KvLayout
 from engine.kv.sparse import PageBounds
 from engine.model.spec import ModelSpec
@@ -54,20 +54,22 @@ class KvCache:
         self._reading = _Reading()
         codec = codec_for(self.layout.kv_dtype, spec.head_dim, dtype)
         heads = self.layout.num_heads
-        shape = (spec.num_layers, 2, num_pages, page_size, heads)
-        parts = [torch.zeros(*shape, size, dtype=kind, device=device) for size, kind in codec.parts]
+        shape = (spec.num_layers, num_pages, page_size, heads)
+        keys, values = (
+            [torch.zeros(*shape, size, dtype=kind, device=device) for size, kind in each.parts] for each in codec
+        )
         self._layers = [
             KvLayer(
                 self,
-                tuple(part[index, 0] for part in parts),
-                tuple(part[index, 1] for part in parts),
+                tuple(part[index] for part in keys),
+                tuple(part[index] for part in values),
                 codec,
-                spec.num_kv_heads,
+                spec,
                 None if scales is None or self.layout.kv_dtype == "native" else scales[index],
             )
             for index in range(spec.num_layers)
         ]
-        self.num_bytes = sum(part.nbytes for part in parts)
+        self.num_bytes = sum(part.nbytes for part in keys + values)
 
     @property
     def is_plain(self) -> bool:
@@ -117,16 +119,17 @@ class KvLayer:
         cache: KvCache,
         keys: Parts,
         values: Parts,
-        codec: Codec,
-        num_kv_heads: int,
+        codec: KvCodec,
+        spec: ModelSpec,
         scales: ChannelScales | None,
     ) -> None:
         self.keys = keys
         self.values = values
         self._cache = cache
         self._codec = codec
-        self._num_kv_heads = num_kv_heads
-        self._group = keys[0].shape[2] // num_kv_heads  # 1, or with sharing off the query heads of a KV head
+        self._num_kv_heads = spec.num_kv_heads
+        self._head_dim = spec.head_dim
+        self._group = keys[0].shape[2] // spec.num_kv_heads  # 1, or with sharing off the query heads of a KV head
         self._scales = None if scales is None else _per_stored_head(scales, self._group)
         self._is_coded = len(keys) > 1
         self._staged: tuple[Tensor, Tensor] | None = None
@@ -141,7 +144,7 @@ class KvLayer:
         self._bounds = PageBounds(part.shape[0], part.shape[2], self._head_dim)
         for pages in written.split(256):  # decoded a few at a time: memory
             keys = self.decoded(pages)[0]
-            keys = rotate(keys.float()) if self._codec.rotates_keys else keys
+            keys = rotate(keys.float()) if self._codec.keys.rotates else keys
             self._bounds.read_pages(pages, keys if self._scales is None else keys * self._scales.keys)
 
     # -- writing ------------------------------------------------------------------------------
@@ -169,10 +172,8 @@ class KvLayer:
             self._bounds.add(slots, k, self._cache.page_size)
         if self._scales is not None:
             k, v = k / self._scales.keys, v / self._scales.values
-        if self._codec.rotates_keys:
-            k = rotate(k.float())
-        for stored, rows in ((self.keys, self._codec.encode(k)), (self.values, self._codec.encode(v))):
-            for part, row in zip(stored, rows, strict=True):
+        for stored, codec, rows in ((self.keys, self._codec.keys, k), (self.values, self._codec.values, v)):
+            for part, row in zip(stored, codec.encode(rotate(rows.float()) if codec.rotates else rows), strict=True):
                 part.view(-1, *part.shape[2:]).index_copy_(0, slots, row)
 
     # -- reading ------------------------------------------------------------------------------
@@ -205,15 +206,15 @@ class KvLayer:
         heads = torch.arange(chosen.shape[0])[:, None]
         pages = choosing.pages[chosen]
         k, v = (
-            self._codec.decode(tuple(part[pages, :, heads] for part in stored), torch.float32).flatten(1, 2)
-            for stored in (self.keys, self.values)
+            codec.decode(tuple(part[pages, :, heads] for part in stored), torch.float32).flatten(1, 2)
+            for codec, stored in zip(self._codec, (self.keys, self.values), strict=True)
         )  # [heads, count * P, D]
         position = (choosing.indices[chosen][:, :, None] * page_size + torch.arange(page_size)).flatten(1)
         query = self._as_stored(q[None])[0].float().view(chosen.shape[0], -1, q.shape[-1])
         scores = soft_cap(query @ k.transpose(1, 2) * params.scale, params.softcap)
         hidden = hidden_keys(choosing.span, position, params)
         shares = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1)
-        return self._unscaled((shares @ v).view(1, -1))[0]
+        return self._as_computed((shares @ v).view(1, -1))[0]
 
     def _attend_all(self, ops: Ops, q: Tensor, spans: Sequence[Span], params: AttentionParams) -> Tensor:
         """Every span reads all pages it sees."""
@@ -223,13 +224,13 @@ class KvLayer:
         pages, moved = reading.gathered(spans, params, self._cache.page_size)
         reading.paths.setdefault(f"{self._cache.layout.kv_dtype} pages decoded before attention")
         keys, values = self.decoded(pages)
-        return self._unscaled(ops.paged_attention(self._as_stored(q), keys, values, moved, params))
+        return self._as_computed(ops.paged_attention(self._as_stored(q), keys, values, moved, params))
 
     def decoded(self, pages: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [len(pages), P, heads, D] of ``pages`` (int64), scaled and rotated as they are stored."""
         keys, values = (
-            self._codec.decode(tuple(part.index_select(0, pages) for part in stored), self._cache.dtype)
-            for stored in (self.keys, self.values)
+            codec.decode(tuple(part.index_select(0, pages) for part in stored), self._cache.dtype)
+            for codec, stored in zip(self._codec, (self.keys, self.values), strict=True)
         )
         return keys, values
 
@@ -238,22 +239,20 @@ class KvLayer:
         dtype = q.dtype
         if self._scales is not None:
             q = (q.float().unflatten(1, (self._scales.keys.shape[0], -1)) * self._scales.keys[:, None]).flatten(1, 2)
-        if self._codec.rotates_keys:
+        if self._codec.keys.rotates:
             q = rotate(q.float())
         return q.to(dtype)
 
-    def _unscaled(self, attended: Tensor) -> Tensor:
-        """attended [N, H * D] of scaled values, as it would be of the values themselves."""
-        if self._scales is None:
+    def _as_computed(self, attended: Tensor) -> Tensor:
+        """attended [N, H * D] of stored values, as it would be of the values themselves."""
+        if self._scales is None and not self._codec.values.rotates:
             return attended
-        scales = self._scales.values
-        heads = attended.view(attended.shape[0], scales.shape[0], -1, scales.shape[1])
-        return (heads * scales[:, None]).to(attended.dtype).flatten(1)
-
-    @property
-    def _head_dim(self) -> int:
-        part = self.keys[0]
-        return part.shape[3] * (2 if part.dtype is torch.uint8 else 1)
+        heads = attended.view(attended.shape[0], self.keys[0].shape[2], -1, self._head_dim)
+        if self._codec.values.rotates:
+            heads = rotate(heads.float())
+        if self._scales is not None:
+            heads = heads * self._scales.values[:, None]
+        return heads.to(attended.dtype).flatten(1)
 
 
 def _per_stored_head(scales: ChannelScales, group: int) -> ChannelScales:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.model.spec import ModelSpec
 
-SCALE_BYTES = 2  # fp16; a scale per head and token, in 4 bits a minimum beside it
+SCALE_BYTES = 2  # fp16; a scale per head and token, under int4 a minimum beside it
 NUM_SINKS = 4  # first tokens that a user's window never drops (StreamingLLM, Xiao 2023)
 
 DENSE_LAYERS = 2  # first layers, whose attention is spread too evenly to leave pages out (sparse attention)
@@ -34,8 +34,13 @@ class KvLayout:
         return KvLayout(options.get("kv_dtype", "native"), spec.num_layers, heads, spec.head_dim, element_bytes)
 
     @property
-    def head_bytes(self) -> int:
-        """One head's key (or value) of one token, its scale included."""
+    def key_bytes(self) -> int:
+        """One head's key of one token, its scale included; under int4 keys have 6 bits (codec.py says why)."""
+        return 6 * self.head_dim // 8 + 2 * SCALE_BYTES if self.kv_dtype == "int4" else self.value_bytes
+
+    @property
+    def value_bytes(self) -> int:
+        """One head's value of one token, its scale included."""
         match self.kv_dtype:
             case "int8":
                 return self.head_dim + SCALE_BYTES
@@ -47,7 +52,7 @@ class KvLayout:
     @property
     def layer_token_bytes(self) -> int:
         """K and V of one token in one layer."""
-        return 2 * self.num_heads * self.head_bytes
+        return self.num_heads * (self.key_bytes + self.value_bytes)
 
     @property
     def page_bound_bytes(self) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.events import StepRecord, TokenDelta
 from engine.kv.cache import KvCache
-from engine.kv.codec import ChannelScales, Int4, Int8, codec_for, rotate
+from engine.kv.codec import ChannelScales, FewBits, Int8, codec_for, rotate
 from engine.kv.layout import KvLayout
 from engine.model.decoder import Decoder
 from engine.model.load import LoadedModel, build_decoder, load_model
@@ -23,6 +23,8 @@ from engine.ops.cpu import CpuOps
 from engine.ops.interface import AttentionParams, Span
 from engine.ops.reference import ReferenceOps
 from engine.options import entry
+from engine.quality import fixed_text
+from engine.weights.source import open_source
 
 OPS = {True: CpuOps(fused=True), False: ReferenceOps()}
 CODED = [value for value in entry("kv_dtype").values if value != "native"]
@@ -39,7 +41,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("head_dim", [16, 24, 64, 96])
 def test_rounding_stays_within_half_a_step(head_dim: int) -> None:
     x = randn(50, 3, head_dim)
-    for codec, steps in ((Int8(head_dim), 127), (Int4(head_dim), 15)):
+    for codec, steps in ((Int8(head_dim), 127), (FewBits(head_dim, 4), 15), (FewBits(head_dim, 6), 63)):
         parts = codec.encode(x)
         assert [part.shape[-1] for part in parts] == [size for size, _ in codec.parts]
         assert [part.dtype for part in parts] == [kind for _, kind in codec.parts]
@@ -48,13 +50,27 @@ def test_rounding_stays_within_half_a_step(head_dim: int) -> None:
         assert (error.amax(-1) <= 0.51 * spread / steps + 1e-2 * spread / steps + 2e-3).all()
 
 
-@pytest.mark.parametrize("codec", [Int8(16), Int4(16)])
-def test_zeros_and_constants_come_back_and_never_written_slots_are_zero(codec: Int8 | Int4) -> None:
+@pytest.mark.parametrize("codec", [Int8(16), FewBits(16, 4), FewBits(16, 6)])
+def test_zeros_and_constants_come_back_and_never_written_slots_are_zero(codec: Int8 | FewBits) -> None:
     for value in (0.0, 3.0, -2.5):
         x = torch.full((2, 1, 16), value)
         torch.testing.assert_close(codec.decode(codec.encode(x), torch.float32), x, atol=1e-3, rtol=1e-2)
     empty = tuple(torch.zeros(2, 1, size, dtype=kind) for size, kind in codec.parts)
     assert (codec.decode(empty, torch.float32) == 0).all()
+
+
+@pytest.mark.parametrize("bits", [4, 6])
+def test_each_code_lies_where_the_layout_says(bits: int) -> None:
+    codec = FewBits(16, bits)
+    codes = torch.randint(0, 2**bits, (16,), generator=torch.Generator().manual_seed(3))
+    codes[:2] = torch.tensor([0, 2**bits - 1])  # the whole range, so that the scale is 1
+    packed, numbers = codec.encode(codes[None].float())
+    assert numbers.tolist() == [[1.0, 0.0]]
+    for channel, code in enumerate(codes.tolist()):
+        stored = int(packed[0, channel % 8]) >> 4 * (channel // 8) & 15
+        if bits == 6:
+            stored += (int(packed[0, 8 + channel % 4]) >> 2 * (channel // 4) & 3) << 4
+        assert stored == code
 
 
 @pytest.mark.parametrize("head_dim", [2, 16, 24, 64, 80, 96])
@@ -67,6 +83,8 @@ def test_rotating_twice_gives_back_what_was_and_products_stay(head_dim: int) -> 
 def test_an_unknown_type_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="Choose native, int8"):
         codec_for("int3", 16, torch.float32)
+    with pytest.raises(ValueError, match="multiple of 4"):
+        codec_for("int4", 18, torch.float32)
 
 
 # -- sizes --------------------------------------------------------------------------------------
@@ -208,6 +226,46 @@ def test_quality_on_a_short_text(starter: LoadedModel, kv_dtype: str) -> None:
 @pytest.mark.parametrize("kv_dtype", CODED)
 def test_quality_over_4000_tokens(starter: LoadedModel, kv_dtype: str) -> None:
     assert starter_kl(starter, 4000, kv_dtype) <= BOUND[kv_dtype]
+
+
+class WithOutliers:
+    """The starter with channels of keys and values 50 times the rest, and what reads them a 50th: the same model."""
+
+    def __init__(self, path: Path) -> None:
+        self._source = open_source(path)
+        self.spec, self.stored_format = self._source.spec, self._source.stored_format
+        self.tokenizer_files, self.eos_token_ids = self._source.tokenizer_files, self._source.eos_token_ids
+
+    def names(self) -> frozenset[str]:
+        return self._source.names()
+
+    def read(self, name: str) -> Tensor:
+        weight, spec = self._source.read(name), self.spec
+        if name.endswith(".qkv"):
+            q, k, v = weight.split((spec.q_size, spec.kv_size, spec.kv_size))
+            for channel in (5, 5 + spec.head_dim // 2):  # a pair that turns together
+                q.unflatten(0, (-1, spec.head_dim))[:, channel] /= 50
+                k.unflatten(0, (-1, spec.head_dim))[:, channel] *= 50
+            v.unflatten(0, (-1, spec.head_dim))[:, 9] *= 50
+            weight = torch.cat((q, k, v))
+        if name.endswith(".attn_out"):
+            weight.unflatten(1, (-1, spec.head_dim))[:, :, 9] /= 50
+        return weight
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", CODED)
+def test_outlier_channels_of_the_starter_change_the_price_by_less_than_twice(
+    starter: LoadedModel, starter_path: Path, kv_dtype: str
+) -> None:
+    model = starter.model
+    assert isinstance(model, Decoder)
+    tokens = starter.text.encode(fixed_text()[:6000])[:1000]
+    other = build_decoder(WithOutliers(starter_path), OPS, "none", max_context=model.max_context)
+    native = logits_of(model, tokens, "native")
+    assert mean_kl(native, logits_of(other, tokens, "native")) < 1e-6
+    usual, harmed = (mean_kl(native, logits_of(one, tokens, kv_dtype)) for one in (model, other))
+    assert harmed < 2 * usual
 
 
 # -- the matrix: {type} x {window} x {regenerate, edit early, share a prefix} --------------------
