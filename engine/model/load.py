@@ -14,6 +14,7 @@ from engine.model.decoder import Decoder, DecoderWeights, LayerWeights
 from engine.model.spec import ModelSpec
 from engine.ops.cpu import CpuOps
 from engine.ops.interface import Model, Ops, Packed
+from engine.weights.balance import Half, balance_attention, balance_mlp
 from engine.weights.quantize import INT4_GROUPS
 from engine.weights.source import TokenizerFiles, UnsupportedArchitecture, WeightSource, open_source
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, float], None]  # what is being done, and the share done, 0 to 1
 Cancelled = Callable[[], bool]
+Balance = Callable[[ModelSpec, str, Half], Half]
 
 
 class LoadCancelled(Exception):  # noqa: N818  (not an error: what the user asked for)
@@ -74,8 +76,11 @@ class _Reader:
     def vector_if(self, wanted: bool, name: str) -> Tensor | None:
         return self.vector(name) if wanted else None
 
-    def matrix(self, name: str, scheme: str, bias: Tensor | None = None, sensitive: bool = False) -> Packed:
-        return self._ops.pack(self.tensor(name), bias, scheme, sensitive or self._keeps_activations)
+    def matrix(self, name: str, scheme: str, sensitive: bool = False) -> Packed:
+        return self.pack(self.tensor(name), None, scheme, sensitive)
+
+    def pack(self, weight: Tensor, bias: Tensor | None, scheme: str, sensitive: bool = False) -> Packed:
+        return self._ops.pack(weight, bias, scheme, sensitive or self._keeps_activations)
 
 
 def read_weights(
@@ -90,7 +95,7 @@ def read_weights(
     """All weights of ``source``, packed by ``ops`` with ``scheme``; ``sensitive`` as in ``sensitive_scheme``,
     ``activations`` the option.
 
-    At most one unpacked tensor is alive at a time, the largest (the head) while nothing else is held yet.
+    At most the two matrices of half a layer are unpacked at a time, or the largest, the head, while nothing else is held yet.
     Raises LoadCancelled between two tensors.
     """
     spec = source.spec
@@ -118,23 +123,36 @@ def sensitive_scheme(scheme: str, sensitive: str, layer: int | None = None, num_
 
 
 def _read_layer(reader: _Reader, spec: ModelSpec, prefix: str, scheme: str) -> LayerWeights:
-    def matrix(name: str, has_bias: bool, sensitive: bool = False) -> Packed:
-        bias = reader.vector_if(has_bias, f"{prefix}.{name}_bias")
-        return reader.matrix(f"{prefix}.{name}", scheme, bias, sensitive)
+    def vector_if(wanted: bool, name: str) -> Tensor | None:
+        return reader.vector_if(wanted, f"{prefix}.{name}")
 
+    def half(norm: str, first: str, second: str, has_bias: bool, balance: Balance) -> Half:
+        first_matrix, second_matrix = reader.tensor(f"{prefix}.{first}"), reader.tensor(f"{prefix}.{second}")
+        bias = vector_if(has_bias, f"{first}_bias")
+        read = Half(reader.vector(f"{prefix}.{norm}"), first_matrix, bias, second_matrix)
+        if scheme == "none":
+            return read
+        return balance(spec, scheme, read._replace(first=first_matrix.float(), second=second_matrix.float()))
+
+    attention = half("attn_norm", "qkv", "attn_out", spec.qkv_bias, balance_attention)
+    # Measured on the starter: of all activations rounded to 8 bits, QKV's and the head's cost the most accuracy,
+    # and they are a sixth of the products.
+    qkv = reader.pack(attention.first, attention.bias, scheme, sensitive=True)
+    attn_out = reader.pack(attention.second, vector_if(spec.output_bias, "attn_out_bias"), scheme)
+    attn_norm = attention.norm
+    del attention  # its matrices are packed: the MLP's are the next to be unpacked
+    mlp = half("mlp_norm", "gate_up", "mlp_out", spec.mlp_bias, balance_mlp)
     return LayerWeights(
-        attn_norm=reader.vector(f"{prefix}.attn_norm"),
-        # Measured on the starter: of all activations rounded to 8 bits, QKV's and the head's cost the most accuracy,
-        # and they are a sixth of the products.
-        qkv=matrix("qkv", spec.qkv_bias, sensitive=True),
-        q_norm=reader.vector_if(spec.qk_norm, f"{prefix}.q_norm"),
-        k_norm=reader.vector_if(spec.qk_norm, f"{prefix}.k_norm"),
-        attn_out=matrix("attn_out", spec.output_bias),
-        post_attn_norm=reader.vector_if(spec.sandwich_norms, f"{prefix}.post_attn_norm"),
-        mlp_norm=reader.vector(f"{prefix}.mlp_norm"),
-        gate_up=matrix("gate_up", spec.mlp_bias),
-        mlp_out=matrix("mlp_out", spec.mlp_bias),
-        post_mlp_norm=reader.vector_if(spec.sandwich_norms, f"{prefix}.post_mlp_norm"),
+        attn_norm=attn_norm,
+        qkv=qkv,
+        q_norm=vector_if(spec.qk_norm, "q_norm"),
+        k_norm=vector_if(spec.qk_norm, "k_norm"),
+        attn_out=attn_out,
+        post_attn_norm=vector_if(spec.sandwich_norms, "post_attn_norm"),
+        mlp_norm=mlp.norm,
+        gate_up=reader.pack(mlp.first, mlp.bias, scheme),
+        mlp_out=reader.pack(mlp.second, vector_if(spec.mlp_bias, "mlp_out_bias"), scheme),
+        post_mlp_norm=vector_if(spec.sandwich_norms, "post_mlp_norm"),
     )
 
 

@@ -154,6 +154,17 @@ def has_short_grids(weight: Tensor, group: int) -> bool:
     return bool(on_grid.float().mean() > 0.9)
 
 
+def share_on_grid(group: Tensor) -> float:
+    """Of the rows of ``group`` [rows, weights that share a scale], the share that ``quantize_int4`` keeps as they are."""
+    part = group.float().unsqueeze(1)
+    minimum, largest = _extremes(part)
+    span = largest - minimum
+    on_grid = torch.zeros_like(span, dtype=torch.bool)
+    for steps in range(INT4_LEVELS, 0, -1):
+        on_grid |= _is_on_grid(part, minimum, span, steps)
+    return float(on_grid.float().mean())
+
+
 def _grid_steps(part: Tensor, minimum: Tensor, span: Tensor) -> Tensor:
     """Steps between the ends of each group: the fewest that put all its weights on a grid, else 15. [rows, groups, 1]"""
     steps = torch.full_like(span, INT4_LEVELS)
