@@ -53,6 +53,7 @@ from engine.weights.locate import locate
 log = logging.getLogger(__name__)
 
 DEFAULT_PARAMS = SamplingParams()
+NO_GUESSES = "rests: without a KV cache there is no step in which guesses could be tested"
 READ_TOKENS = 64  # per step of ``read_text``: their logits are all wanted, 4 bytes * vocabulary each
 
 Progress = Callable[[str, float], None]
@@ -547,7 +548,7 @@ class Engine:
     def _record(self, plan: StepPlan, accepted: Mapping[int, Accepted], started: float) -> StepRecord:
         paths = self._active_paths()
         if self._speculator:
-            paths["speculation"] = self._speculator.describe()
+            paths["speculation"] = self._speculator.describe() if self.options.on("kv_cache") else NO_GUESSES
         pool = self._scheduler.snapshot(self._cache.layout.token_bytes * PAGE_SIZE)
         return self._accountant.record(plan, accepted, started, len(self._scheduler.waiting), pool, paths)
 

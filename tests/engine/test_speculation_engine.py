@@ -18,8 +18,9 @@ from engine.engine import PAGE_SIZE, Engine
 from engine.events import Completion, Event, Finished, FinishReason, StepRecord, TokenDelta
 from engine.model.load import LoadCancelled
 from engine.params import SamplingParams
+from engine.sampling import Row
 from engine.speculation.candidates import AS_LARGE, ITSELF, judged, why_not
-from engine.speculation.draft import DraftProposer
+from engine.speculation.draft import DraftProposer, _Run
 from engine.speculation.make import NO_DRAFT
 from engine.speculation.verify import Proposal
 
@@ -130,6 +131,11 @@ def test_other_switches_and_guesses_do_not_mind_each_other(engine: Engine, kind:
     guessed = engine.generate(prompts, params)
     assert texts(guessed) == texts(plain)
     assert (accepted(guessed)[0] > 0) == (changes.get("kv_cache") != "off")
+    engine.submit(prompts[0], params[0])
+    (record,) = [event for event in engine.step() if isinstance(event, StepRecord)]
+    assert record.active_paths["speculation"].startswith("rests") == (changes.get("kv_cache") == "off")
+    while engine.has_work:
+        engine.step()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -233,6 +239,43 @@ def test_forced_patterns_around_page_edges(engine: Engine, monkeypatch: pytest.M
     num_drafted, num_accepted = accepted(guessed)
     assert (num_accepted > 0) == (right > 0)
     assert (num_accepted == num_drafted) == (right == 3)
+
+
+@pytest.mark.parametrize("right", [0, 1, 2, 3])
+def test_forced_patterns_around_edges_of_the_drafts_own_pages(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, right: int
+) -> None:
+    """The same through a draft model that is the target: after ten forced tokens it guesses freely, and is right each time
+    only if its own cache followed every acceptance and every rejection over the edge."""
+    prompts = [tuple(range(40 + length, 40 + 2 * length)) for length in range(PAGE_SIZE - 8, PAGE_SIZE + 2)]
+    few, free = replace(GREEDY, max_tokens=16), []
+    engine = open_engine(folders, draft=0)
+    try:
+        plain = engine.generate(prompts, few)
+        truth = {prompt: each.token_ids for prompt, each in zip(prompts, plain, strict=True)}
+        draw = _Run.draw
+
+        def forced(run: _Run, row: Row) -> bool:
+            tokens = run.follower.tokens
+            (prompt,) = [prompt for prompt in prompts if tuple(tokens[: len(prompt)]) == prompt]
+            place, at = len(run.token_ids), len(tokens) - len(prompt)
+            if at - place >= 10:
+                goes_on = draw(run, row)
+                free.append(run.token_ids[-1] == truth[prompt][at])
+                return goes_on
+            run.token_ids.append(truth[prompt][at] if place < right else (truth[prompt][at] + 1) % 200)
+            run.state.commit(run.token_ids[-1])
+            tokens.append(run.token_ids[-1])
+            return len(run.token_ids) < run.most
+
+        monkeypatch.setattr(_Run, "draw", forced)
+        speculate(engine, "draft", "3")
+        assert texts(engine.generate(prompts, few)) == texts(plain)
+        assert len(free) >= len(prompts)
+        assert all(free)
+        check(engine)
+    finally:
+        engine.close()
 
 
 def test_records_count_compared_guesses_and_name_what_guessed(engine: Engine) -> None:
