@@ -109,12 +109,14 @@ def test_instruction_sets_and_threads_agree_to_the_last_bit(scheme: str) -> None
     assert len(results) >= 3
 
 
-def test_many_rows_are_one_row_many_times() -> None:
-    packed = native_linear.pack(_random(0, 64, 1536), None, "int4")
-    x = _random(1, 512, 1536)
-    together = native_linear.linear(x, packed)
-    alone = torch.cat([native_linear.linear(x[row : row + 1], packed) for row in range(512)])
-    assert torch.equal(together, alone)
+@pytest.mark.parametrize("sensitive", [False, True])
+def test_many_rows_are_one_row_many_times(sensitive: bool) -> None:
+    """More than are multiplied at a time."""
+    packed = native_linear.pack(_random(0, 64, 1536), _random(3, 64), "int4", sensitive)
+    x, residual = _random(1, 525, 1536), _random(2, 525, 64)
+    together = native_linear.linear(x, packed, residual)
+    alone = [native_linear.linear(x[row : row + 1], packed, residual[row : row + 1]) for row in range(525)]
+    assert torch.equal(together, torch.cat(alone))
 
 
 def test_residual_may_be_any_layout_and_stays_untouched() -> None:

@@ -8,6 +8,7 @@
 #define PIECES_PER_THREAD 6
 #define TILE_BYTES (24 << 10)     /* of activations that stay in the first cache while blocks of weights pass */
 #define ROWS_QUANTIZED_ALONE 4    /* so few are not worth waking threads for */
+#define MOST_ROWS 512             /* at a time, so that a long prompt needs no more room than a short one */
 
 /* -- scratch: one buffer is kept, since a fresh megabyte would be paged in anew at each call -------------------------- */
 
@@ -56,64 +57,87 @@ static void give_scratch(uint8_t *buffer, int is_kept) {
 
 typedef struct {
     const float *x;
-    int64_t in_features, row_bytes;
+    int64_t in_features, stride; /* bytes from one row's activations to the next one's */
     uint8_t *rows;
     void (*quantize)(const float *, int64_t, uint8_t *);
 } quantize_job;
 
 static void quantize_piece(void *arg, int64_t row) {
     quantize_job *job = arg;
-    job->quantize(job->x + row * job->in_features, job->in_features, job->rows + row * job->row_bytes);
+    job->quantize(job->x + row * job->in_features, job->in_features, job->rows + row * job->stride);
 }
 
+/* Blocks are dealt out in pieces, the first num_large of ``large`` blocks, the others of ``small``: a thread that is done waits
+ * for the others no longer than for a small one. */
 typedef struct {
     rl_product product;
-    int64_t num_blocks, blocks_per_piece, rows_per_tile;
+    int64_t num_blocks, large, num_large, small, rows_per_tile;
     void (*tile)(const rl_product *, int64_t, int64_t, int64_t, int64_t);
 } product_job;
 
+static int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
+
 static void product_piece(void *arg, int64_t piece) {
     product_job *job = arg;
-    int64_t first = piece * job->blocks_per_piece, last = first + job->blocks_per_piece;
-    if (last > job->num_blocks)
-        last = job->num_blocks;
+    int64_t behind = piece - job->num_large;
+    int64_t first = behind < 0 ? piece * job->large : job->num_large * job->large + behind * job->small;
+    int64_t last = clamp(first + (behind < 0 ? job->large : job->small), first, job->num_blocks);
     for (int64_t row = 0; row < job->product.num_rows; row += job->rows_per_tile) {
-        int64_t end = row + job->rows_per_tile;
-        job->tile(&job->product, first, last, row, end < job->product.num_rows ? end : job->product.num_rows);
+        int64_t end = clamp(row + job->rows_per_tile, row, job->product.num_rows);
+        job->tile(&job->product, first, last, row, end);
     }
 }
 
-static int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
+/* Choose the sizes of the pieces; their number. */
+static int64_t deal_blocks(product_job *job) {
+    int64_t threads = rl_pool_threads(), num_blocks = job->num_blocks;
+    int64_t fair = clamp(num_blocks / (threads * PIECES_PER_THREAD), 1, num_blocks);
+    job->large = clamp(PIECE_BYTES / job->product.block_bytes, 1, fair);
+    job->small = threads > 1 ? (job->large + 2) / 3 : job->large;
+    int64_t at_the_end = threads > 1 ? clamp(threads * job->large, 0, num_blocks) : 0;
+    job->num_large = (num_blocks - at_the_end) / job->large;
+    int64_t left = num_blocks - job->num_large * job->large;
+    return job->num_large + (left + job->small - 1) / job->small;
+}
+
+static void quantize(const float *x, int64_t num_rows, int64_t in_features, int64_t halves, uint8_t *rows) {
+    int64_t stride = rl_activation_row_bytes(rl_num_groups(in_features)) * (halves ? 2 : 1);
+    quantize_job job = {x, in_features, stride, rows, halves ? RL_PICK(rl_quantize_row_twice) : RL_PICK(rl_quantize_row)};
+    if (num_rows > ROWS_QUANTIZED_ALONE) {
+        rl_pool_run(quantize_piece, &job, num_rows);
+        return;
+    }
+    for (int64_t row = 0; row < num_rows; row++)
+        quantize_piece(&job, row);
+}
 
 /* out [num_rows, out] = x [num_rows, in] @ weights.T (+ bias) (+ residual, which may be out). -1 without memory. */
 RL_API int64_t rl_linear(int64_t kind, const uint8_t *weights, int64_t out_features, int64_t in_features, const float *x,
                          int64_t num_rows, const float *bias, const float *residual, float *out) {
-    if (kind & RL_PRECISE)
-        return rl_linear_precise(kind & ~RL_PRECISE, weights, out_features, in_features, x, num_rows, bias, residual, out);
     int64_t num_groups = rl_num_groups(in_features), row_bytes = rl_activation_row_bytes(num_groups);
+    int64_t halves = (kind & RL_PRECISE) != 0, most = clamp(num_rows, 0, MOST_ROWS);
+    kind &= ~RL_PRECISE;
     int is_kept;
-    uint8_t *rows = take_scratch((size_t)(row_bytes * num_rows), &is_kept);
+    uint8_t *rows = take_scratch((size_t)(row_bytes * most * (1 + halves)), &is_kept);
     if (!rows)
         return -1;
-    quantize_job quantize = {x, in_features, row_bytes, rows, RL_PICK(rl_quantize_row)};
-    if (num_rows <= ROWS_QUANTIZED_ALONE)
-        for (int64_t row = 0; row < num_rows; row++)
-            quantize_piece(&quantize, row);
-    else
-        rl_pool_run(quantize_piece, &quantize, num_rows);
-
-    int64_t block_bytes = rl_block_bytes(kind, num_groups), num_blocks = rl_num_blocks(out_features);
-    int64_t fair = clamp(num_blocks / (rl_pool_threads() * PIECES_PER_THREAD), 1, num_blocks);
     int64_t used = num_groups * (RL_GROUP + 8); /* of an activation row, by most products */
     product_job job = {
-        .product = {kind, out_features, in_features, num_groups, block_bytes, weights, rows, row_bytes, num_rows, bias,
-                    residual, out},
-        .num_blocks = num_blocks,
-        .blocks_per_piece = clamp(PIECE_BYTES / block_bytes, 1, fair),
+        .product = {kind, out_features, in_features, num_groups, rl_block_bytes(kind, num_groups), weights, rows, row_bytes,
+                    0, halves, bias, residual, out},
+        .num_blocks = rl_num_blocks(out_features),
         .rows_per_tile = clamp(TILE_BYTES / used / 8, 1, 1 << 20) * 8,
         .tile = RL_PICK(rl_product_tile),
     };
-    rl_pool_run(product_piece, &job, (num_blocks + job.blocks_per_piece - 1) / job.blocks_per_piece);
+    int64_t num_pieces = deal_blocks(&job);
+    for (int64_t first = 0; first < num_rows; first += most) {
+        int64_t count = clamp(num_rows - first, 0, most);
+        quantize(x + first * in_features, count, in_features, halves, rows);
+        job.product.num_rows = count * (1 + halves);
+        job.product.out = out + first * out_features;
+        job.product.residual = residual ? residual + first * out_features : NULL;
+        rl_pool_run(product_piece, &job, num_pieces);
+    }
     give_scratch(rows, is_kept);
     return 0;
 }

@@ -21,7 +21,9 @@
 #define RL_BLOCK_ROWS 16
 #define RL_INT8_GROUP_BYTES 512
 
-/* RL_PRECISE is or-ed to a kind given to rl_linear: activations keep 16 bits (precise.c). */
+/* RL_PRECISE is or-ed to a kind given to rl_linear: activations keep 16 bits. Each row is then multiplied as the sum of two rows of 8
+ * bits, its rounded values and what the rounding left over. The weights are read once for both, and the second is nearly free where
+ * reading them is the cost. */
 enum rl_kind { RL_INT4 = 4, RL_INT4_G64 = 5, RL_INT4_G128 = 6, RL_INT8 = 8, RL_PRECISE = 64 };
 
 typedef struct {
@@ -31,10 +33,11 @@ typedef struct {
     const uint8_t *weights;
     const uint8_t *rows; /* quantized activations */
     int64_t row_bytes;
-    int64_t num_rows;
+    int64_t num_rows;      /* of activations */
+    int64_t halves;        /* rows 2 i and 2 i + 1 together give row i of the result (RL_PRECISE) */
     const float *bias;     /* [out] or NULL */
-    const float *residual; /* [num_rows, out] or NULL; may be out itself */
-    float *out;            /* [num_rows, out] */
+    const float *residual; /* [rows of the result, out] or NULL; may be out itself */
+    float *out;            /* [rows of the result, out] */
 } rl_product;
 
 static inline int64_t rl_num_groups(int64_t in_features) { return (in_features + RL_GROUP - 1) / RL_GROUP; }
@@ -69,11 +72,9 @@ static inline int64_t rl_activation_row_bytes(int64_t num_groups) {
     return rl_wide_at(num_groups) + (num_groups * RL_GROUP * 2 + 63) / 64 * 64;
 }
 
-int64_t rl_linear_precise(int64_t kind, const uint8_t *weights, int64_t out_features, int64_t in_features, const float *x,
-                          int64_t num_rows, const float *bias, const float *residual, float *out);
-
-/* Quantize x [in_features] to one activation row. */
+/* Quantize x [in_features] to one activation row, or to two behind each other: rounded, and what that left over. */
 RL_DECLARE(void, rl_quantize_row, const float *x, int64_t in_features, uint8_t *row);
+RL_DECLARE(void, rl_quantize_row_twice, const float *x, int64_t in_features, uint8_t *row);
 /* Output blocks [first, last) of rows [row, end). */
 RL_DECLARE(void, rl_product_tile, const rl_product *product, int64_t first, int64_t last, int64_t row, int64_t end);
 

@@ -16,56 +16,79 @@
 #define MOST_ROWS 4
 #endif
 
+/* 32 activations, or what rounding to 8 bits left of them. */
+typedef struct {
+    __m256 part[4];
+} activations;
+
+ALWAYS_INLINE activations load_group(const float *x, int64_t left) {
+    float padded[RL_GROUP];
+    if (left < RL_GROUP) {
+        memset(padded, 0, sizeof padded);
+        memcpy(padded, x, (size_t)left * sizeof(float));
+        x = padded;
+    }
+    activations v;
+    UNROLL for (int i = 0; i < 4; i++) v.part[i] = _mm256_loadu_ps(x + 8 * i);
+    return v;
+}
+
+ALWAYS_INLINE float largest_of(activations v) {
+    __m256 sign = _mm256_set1_ps(-0.0f), largest = _mm256_setzero_ps();
+    UNROLL for (int i = 0; i < 4; i++) largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, v.part[i]));
+    __m128 most = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
+    most = _mm_max_ps(most, _mm_movehl_ps(most, most));
+    return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
+}
+
+ALWAYS_INLINE int32_t sum_of(const __m256i *q) {
+    __m256i total = _mm256_add_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3]));
+    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(total), _mm256_extracti128_si256(total, 1));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1));
+    return _mm_cvtsi128_si32(half);
+}
+
+/* Round a group to 8 bits and write it to ``row``; returns what that left over. */
+ALWAYS_INLINE activations quantize_group(activations v, int64_t group, int64_t num_groups, uint8_t *row) {
+    float scale = largest_of(v) / 127.0f;
+    float inverse = scale > 1e-37f ? 1.0f / scale : 0.0f;
+    __m256i q[4];
+    UNROLL for (int i = 0; i < 4; i++) {
+        q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v.part[i], _mm256_set1_ps(inverse)));
+        v.part[i] = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(q[i]), _mm256_set1_ps(scale), v.part[i]);
+    }
+    /* packs work within 128-bit lanes: put the lanes in order after each */
+    __m256i low = _mm256_permute4x64_epi64(_mm256_packs_epi32(q[0], q[1]), 0xd8);
+    __m256i high = _mm256_permute4x64_epi64(_mm256_packs_epi32(q[2], q[3]), 0xd8);
+    __m256i bytes = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xd8);
+    _mm256_storeu_si256((__m256i *)(row + group * RL_GROUP), bytes);
+    int32_t sum = sum_of(q);
+    ((float *)(row + rl_scales_at(num_groups)))[group] = scale;
+    ((float *)(row + rl_sums_at(num_groups)))[group] = scale * (float)sum;
+    ((int32_t *)(row + rl_offsets_at(num_groups)))[group] = -128 * sum;
+#ifndef __AVX512VNNI__
+    int16_t *wide = (int16_t *)(row + rl_wide_at(num_groups)) + group * RL_GROUP;
+    low = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(low, 0xd8), 0xd8);
+    high = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(high, 0xd8), 0xd8);
+    _mm256_storeu_si256((__m256i *)wide, low);
+    _mm256_storeu_si256((__m256i *)(wide + 16), high);
+#endif
+    return v;
+}
+
 void RL_FN(rl_quantize_row)(const float *x, int64_t in_features, uint8_t *row) {
     int64_t num_groups = rl_num_groups(in_features);
-    float *scales = (float *)(row + rl_scales_at(num_groups));
-    float *sums = (float *)(row + rl_sums_at(num_groups));
-    int32_t *offsets = (int32_t *)(row + rl_offsets_at(num_groups));
-    int16_t *wide = (int16_t *)(row + rl_wide_at(num_groups));
+    for (int64_t group = 0; group < num_groups; group++)
+        quantize_group(load_group(x + group * RL_GROUP, in_features - group * RL_GROUP), group, num_groups, row);
+}
+
+void RL_FN(rl_quantize_row_twice)(const float *x, int64_t in_features, uint8_t *row) {
+    int64_t num_groups = rl_num_groups(in_features), row_bytes = rl_activation_row_bytes(num_groups);
     for (int64_t group = 0; group < num_groups; group++) {
-        float padded[RL_GROUP];
-        const float *from = x + group * RL_GROUP;
-        int64_t left = in_features - group * RL_GROUP;
-        if (left < RL_GROUP) {
-            memset(padded, 0, sizeof padded);
-            memcpy(padded, from, (size_t)left * sizeof(float));
-            from = padded;
-        }
-        __m256 sign = _mm256_set1_ps(-0.0f);
-        __m256 v[4], largest = _mm256_setzero_ps();
-        for (int i = 0; i < 4; i++) {
-            v[i] = _mm256_loadu_ps(from + 8 * i);
-            largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, v[i]));
-        }
-        __m128 most = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
-        most = _mm_max_ps(most, _mm_movehl_ps(most, most));
-        most = _mm_max_ss(most, _mm_movehdup_ps(most));
-        float scale = _mm_cvtss_f32(most) / 127.0f;
-        float inverse = scale > 1e-37f ? 1.0f / scale : 0.0f;
-        __m256i q[4];
-        for (int i = 0; i < 4; i++)
-            q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(inverse)));
-        __m256i total = _mm256_add_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3]));
-        __m128i half = _mm_add_epi32(_mm256_castsi256_si128(total), _mm256_extracti128_si256(total, 1));
-        half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
-        half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1));
-        int32_t sum = _mm_cvtsi128_si32(half);
-        /* packs work within 128-bit lanes: put the lanes in order after each */
-        __m256i low = _mm256_permute4x64_epi64(_mm256_packs_epi32(q[0], q[1]), 0xd8);
-        __m256i high = _mm256_permute4x64_epi64(_mm256_packs_epi32(q[2], q[3]), 0xd8);
-        __m256i bytes = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xd8);
-        _mm256_storeu_si256((__m256i *)(row + group * RL_GROUP), bytes);
-        scales[group] = scale;
-        sums[group] = scale * (float)sum;
-        offsets[group] = -128 * sum;
-#ifndef __AVX512VNNI__
-        low = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(low, 0xd8), 0xd8);
-        high = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(high, 0xd8), 0xd8);
-        _mm256_storeu_si256((__m256i *)(wide + group * RL_GROUP), low);
-        _mm256_storeu_si256((__m256i *)(wide + group * RL_GROUP + 16), high);
-#else
-        (void)wide;
-#endif
+        activations v = load_group(x + group * RL_GROUP, in_features - group * RL_GROUP);
+        v = quantize_group(v, group, num_groups, row);
+        quantize_group(v, group, num_groups, row + row_bytes);
     }
 }
 
@@ -91,6 +114,15 @@ ALWAYS_INLINE void finish(const rl_product *p, vf sum, int64_t row, int64_t colu
             value += p->residual[at + i];
         p->out[at + i] = value;
     }
+}
+
+/* The same for R rows of activations, two of which make one row of the result where they are halves. */
+ALWAYS_INLINE void finish_rows(const int R, const rl_product *p, const vf *total, int64_t row, int64_t column) {
+    if (p->halves) {
+        UNROLL for (int r = 0; r + 1 < R; r += 2) finish(p, vf_add(total[r], total[r + 1]), (row + r) / 2, column);
+        return;
+    }
+    UNROLL for (int r = 0; r < R; r++) finish(p, total[r], row + r, column);
 }
 
 /* The integer sums of one int4 group for R rows. line: the group's first line at this half; q: the rows' values. */
@@ -144,7 +176,7 @@ ALWAYS_INLINE void int4_block(const int kind, const int R, const rl_product *p, 
                 total[r] = vf_fma(minimum, vf_all(*(const float *)(rows[r] + sums_at + 4 * group)), total[r]);
             }
         }
-        UNROLL for (int r = 0; r < R; r++) finish(p, total[r], row + r, block * RL_BLOCK_ROWS + half * LANES);
+        finish_rows(R, p, total, row, block * RL_BLOCK_ROWS + half * LANES);
     }
 }
 
@@ -190,7 +222,7 @@ ALWAYS_INLINE void int8_block(const int kind, const int R, const rl_product *p, 
                 total[r] = vf_fma(vf_from_int(sums[r]), both, total[r]);
             }
         }
-        UNROLL for (int r = 0; r < R; r++) finish(p, total[r], row + r, block * RL_BLOCK_ROWS + half * LANES);
+        finish_rows(R, p, total, row, block * RL_BLOCK_ROWS + half * LANES);
     }
 }
 
