@@ -13,6 +13,7 @@ from engine.commands import (
     Abort,
     CancelLoad,
     Command,
+    FindBest,
     JudgeDraft,
     LoadModel,
     MeasureContext,
@@ -25,6 +26,8 @@ from engine.commands import (
     WatchPages,
 )
 from engine.events import (
+    BestFound,
+    BestRefused,
     ContextMeasured,
     DraftChanged,
     DraftJudged,
@@ -91,6 +94,8 @@ class EngineBridge(QObject):
     draft_changed = Signal(object)  # DraftChanged
     draft_refused = Signal(object)  # DraftRefused
     draft_judged = Signal(object)  # DraftJudged
+    best_found = Signal(object)  # BestFound
+    best_refused = Signal(object)  # BestRefused
     context_measured = Signal(object)  # ContextMeasured
     engine_failed = Signal(object)  # EngineError
     generation_requested = Signal(int, float)  # request_id, time.perf_counter() at the submit
@@ -146,6 +151,10 @@ class EngineBridge(QObject):
     def judge_draft(self, source: str) -> None:
         """Ask whether ``source`` could guess for the model loaded. Answered by draft_judged; not at all without a model."""
         self._post(JudgeDraft(source))
+
+    def find_best(self) -> None:
+        """Search for the fastest setting here and apply it. Answered by best_found or best_refused."""
+        self._post(FindBest())
 
     def measure_context(self, messages: tuple[Message, ...]) -> int:
         """Ask for the tokens of the rendered conversation; the answer comes as context_measured with this id."""
@@ -267,6 +276,8 @@ class EngineBridge(QObject):
             DraftChanged: self.draft_changed,
             DraftRefused: self.draft_refused,
             DraftJudged: self.draft_judged,
+            BestFound: self.best_found,
+            BestRefused: self.best_refused,
             ContextMeasured: self.context_measured,
             EngineError: self.engine_failed,
         }[type(event)]

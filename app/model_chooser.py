@@ -25,8 +25,6 @@ from app.notice import Notice
 from app.settings import SettingsStore
 from app.starter_fetch import StarterFetch
 from engine.events import (
-    DraftChanged,
-    DraftRefused,
     EngineError,
     ModelInfo,
     ModelLoaded,
@@ -99,8 +97,8 @@ class ModelChooser(QObject):
         bridge.model_load_failed.connect(self._on_model_load_failed)
         bridge.options_applied.connect(self._on_options_applied)
         bridge.options_refused.connect(self._on_options_refused)
-        bridge.draft_changed.connect(self._on_draft_answered)
-        bridge.draft_refused.connect(self._on_draft_answered)
+        for answer in (bridge.draft_changed, bridge.draft_refused, bridge.best_found, bridge.best_refused):
+            answer.connect(self._on_work_ended)
         bridge.engine_failed.connect(self._on_engine_failed)
         self.fetch = StarterFetch(parent=self)
         self.fetch.progressed.connect(self._on_fetch_progressed)
@@ -198,8 +196,8 @@ class ModelChooser(QObject):
         self.stage = ""  # the weights were perhaps being read again; the panel says why it was refused
         self._show()
 
-    def _on_draft_answered(self, _event: DraftChanged | DraftRefused) -> None:
-        self.stage = ""  # its weights were perhaps being read; the panel says what came of it
+    def _on_work_ended(self, _event: object) -> None:
+        self.stage = ""  # a draft model was loaded, or the best setting looked for; the panel says what came of it
         self._show()
 
     def _on_model_load_failed(self, event: ModelLoadFailed) -> None:

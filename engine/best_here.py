@@ -35,11 +35,23 @@ _NOT_TIMED = _ABOUT_MANY_CHATS + _ABOUT_LONG_PROMPTS + _ABOUT_THE_TEXT  # this w
 Progress = Callable[[str, float], None]
 
 
-def search(engine: Engine, progress: Progress = lambda stage, share: None, seconds: float = 20.0) -> Found:
-    """Search with ``engine``, which ends with the best setting applied. ``seconds``: no new try begins after that many."""
+class SearchStopped(Exception):  # noqa: N818  (not an error: what the user asked for)
+    """The search was stopped; the engine has some setting that was being tried."""
+
+
+def search(
+    engine: Engine,
+    progress: Progress = lambda stage, share: None,
+    seconds: float = 20.0,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Found:
+    """Search with ``engine``, which ends with the best setting applied. ``seconds``: no new try begins after that many.
+
+    stopped: asked before each run; true raises SearchStopped. Nothing else may run on the engine meanwhile.
+    """
     until = time.perf_counter() + seconds
     engine.apply({option.key: option.default for option in OPTIONS})
-    timer = _Timer(engine)
+    timer = _Timer(engine, stopped)
     timer.seconds()  # warms up
     best = dict(engine.options)
     speedup = 1.0
@@ -101,12 +113,14 @@ def _named(values: Mapping[str, str]) -> dict[str, str]:
 class _Timer:
     """Times the work on the engine as it is set now; prompts are random tokens, never the same twice."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, stopped: Callable[[], bool] = lambda: False) -> None:
+        self._engine, self._stopped = engine, stopped
         self._random = random.Random(0)
 
     def seconds(self, limit: float = float("inf")) -> float:
         """Seconds of one run, or infinity when it took longer than ``limit``."""
+        if self._stopped():
+            raise SearchStopped
         vocabulary = self._engine.info.vocab_size
         prompt = tuple(self._random.randrange(vocabulary) for _ in range(PROMPT_TOKENS))
         started = time.perf_counter()

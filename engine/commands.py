@@ -66,6 +66,12 @@ class JudgeDraft:
 
 
 @dataclass(frozen=True, slots=True)
+class FindBest:
+    """Search for the fastest setting of the switches here, for some seconds, and apply it. Refused while a reply runs;
+    a message, a flip or CancelLoad ends it with the switches as they were."""
+
+
+@dataclass(frozen=True, slots=True)
 class MeasureContext:
     query_id: int
     messages: tuple[Message, ...]
@@ -78,4 +84,15 @@ class WatchPages:
     per_second: float
 
 
-Command = LoadModel | CancelLoad | Submit | Abort | SetOptions | SetDraft | JudgeDraft | MeasureContext | WatchPages
+Command = (
+    LoadModel
+    | CancelLoad
+    | Submit
+    | Abort
+    | SetOptions
+    | SetDraft
+    | JudgeDraft
+    | FindBest
+    | MeasureContext
+    | WatchPages
+)

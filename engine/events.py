@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from engine.presets import Found
+
 
 class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-text token or a stop string
@@ -282,6 +284,20 @@ class DraftJudged:
 
 
 @dataclass(frozen=True, slots=True)
+class BestFound:
+    """The search for the fastest setting has ended; ``found`` is in force."""
+
+    found: Found
+
+
+@dataclass(frozen=True, slots=True)
+class BestRefused:
+    """There was no search, or it was ended early; the switches are as they were."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelLoadFailed:
     """The model asked for could not be loaded; the one loaded before, if any, is gone unless ``kept``."""
 
@@ -336,6 +352,8 @@ Event = (
     | DraftChanged
     | DraftRefused
     | DraftJudged
+    | BestFound
+    | BestRefused
     | ContextMeasured
     | EngineError
 )

@@ -88,6 +88,14 @@ class Found:
     speedup: float  # time of the defaults / time of these values, for the search's work
     values: Mapping[str, str]
 
+    @property
+    def words(self) -> str:
+        """What it is, in one line: "weights=int8: 1.31 times the speed of the defaults"."""
+        if not self.values:
+            return "the defaults; nothing else was faster"
+        named = ", ".join(f"{key}={value}" for key, value in self.values.items())
+        return f"{named}: {self.speedup:.2f} times the speed of the defaults"
+
     def as_preset(self) -> Preset:
         date = self.measured_at[:10]
         gain = f"{self.speedup:.2f} times the speed of the defaults" if self.speedup > 1 else "the defaults"

@@ -19,6 +19,7 @@ from engine.commands import (
     Abort,
     CancelLoad,
     Command,
+    FindBest,
     JudgeDraft,
     LoadModel,
     MeasureContext,
@@ -28,6 +29,8 @@ from engine.commands import (
     WatchPages,
 )
 from engine.events import (
+    BestFound,
+    BestRefused,
     ContextMeasured,
     DraftRefused,
     EngineError,
@@ -36,6 +39,7 @@ from engine.events import (
     FinishReason,
     ModelLoadFailed,
     ModelLoading,
+    OptionsApplied,
     OptionsRefused,
     RequestUsage,
 )
@@ -48,6 +52,8 @@ log = logging.getLogger(__name__)
 
 NO_MODEL = "No model is loaded. Choose one first."
 MODEL_CHANGED = "Another model was loaded while this reply was running. Regenerate it with the new one."
+BUSY = "A reply is being written. The search needs the machine to itself: try again when it has ended."
+SEARCH_STOPPED = "The search was stopped; the switches are as before."
 
 
 class EngineService:
@@ -161,6 +167,8 @@ class EngineService:
                 case JudgeDraft():
                     if self._engine is not None:
                         self._emit(self._engine.judge_draft(command.source, self._find))
+                case FindBest():
+                    self._find_best()
                 case MeasureContext():
                     if self._engine is not None:
                         self._emit(ContextMeasured(command.query_id, self._engine.count_tokens(command.messages)))
@@ -243,6 +251,32 @@ class EngineService:
         except (ValueError, MemoryError, RuntimeError) as error:
             log.info("the draft model %s failed", command.source, exc_info=True)
             self._emit(DraftRefused(command.source, str(error) or "Not enough memory for a draft model."))
+
+    def _find_best(self) -> None:
+        from engine.best_here import SearchStopped, search
+
+        engine = self._engine
+        if engine is None or engine.has_work:
+            self._emit(BestRefused(NO_MODEL if engine is None else BUSY))
+            return
+        before, started = engine.options, time.perf_counter()
+        try:
+            found = search(engine, self._loading, stopped=self._is_disturbed)
+        except Exception as error:  # whatever a try raises, the chats go on with the switches as they were
+            engine.apply(dict(before))
+            was_stopped = isinstance(error, SearchStopped)
+            if not was_stopped:
+                log.exception("the search for the best setting failed")
+            self._emit(BestRefused(SEARCH_STOPPED if was_stopped else f"The search failed: {error}"))
+            return
+        seconds = time.perf_counter() - started
+        self._emit(OptionsApplied(dict(engine.options), before.changed(engine.options), seconds, 0, engine.info))
+        self._emit(BestFound(found))
+
+    def _is_disturbed(self) -> bool:
+        """Somebody wants the engine while it searches."""
+        wants = (LoadModel, CancelLoad, Submit, SetOptions, SetDraft)
+        return self._stopping or any(isinstance(command, wants) for command in list(self._commands))
 
     # -- while a model loads ------------------------------------------------------------------
 

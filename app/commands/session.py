@@ -77,8 +77,7 @@ def _search_best(model: str, file: Path) -> None:
         found = search(engine, progress)
     progress.clear()
     keep_best(found, file)
-    values = ", ".join(f"{key}={value}" for key, value in found.values.items()) or "the defaults"
-    print(f"Best here: {values} ({found.speedup:.2f} times the speed of the defaults).", file=sys.stderr)
+    print(f"Best here: {found.words}.", file=sys.stderr)
 
 
 def open_engine(model: str, settings: Mapping[str, str], draft: str | None = None) -> Engine:

@@ -91,7 +91,7 @@ class Dock(QWidget):
         self.live = Live(bridge, self.figures, self.meter, controller)
         self.drafts = Drafts(bridge, settings, list_models, self)
         self.quick_switches = self._make_switches()
-        self.presets = PresetRow(self.board)
+        self.presets = PresetRow(self.board, bridge)
         self.switches = self._make_switches()
         self.cost = Paragraph(self.meter, TINY)
         self.cost.show_text(IDLE)
@@ -228,6 +228,7 @@ class Dock(QWidget):
         with self._fold_meter:
             pending, self._pending = self._pending, []
             self.figures.fold(pending)
+            self.board.consequences.fold(pending)
 
     def _on_finished(self, finished: Finished) -> None:
         self._fold()

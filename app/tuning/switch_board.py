@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from PySide6.QtCore import QObject, Signal
 
 from app.bridge import EngineBridge
+from app.tuning.consequences import Consequences
 from app.tuning.effects import Effects
 from app.tuning.figures import LiveFigures
 from app.tuning.numbers import plural, seconds
 from engine.events import (
     DraftChanged,
     EngineError,
+    ModelInfo,
     ModelLoaded,
     ModelLoadFailed,
     ModelLoading,
@@ -68,7 +70,8 @@ class SwitchBoard(QObject):
     def __init__(self, bridge: EngineBridge, figures: LiveFigures, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.effects = Effects(figures)
-        self.has_model = False
+        self.consequences = Consequences()
+        self.info: ModelInfo | None = None
         self._bridge = bridge
         self._states = {option.key: SwitchState(option.default) for option in OPTIONS}
         bridge.model_loading.connect(self._on_loading)
@@ -79,11 +82,17 @@ class SwitchBoard(QObject):
         bridge.draft_changed.connect(self._on_draft_changed)
         bridge.engine_failed.connect(self._on_engine_failed)
 
+    @property
+    def has_model(self) -> bool:
+        return self.info is not None
+
     def state(self, key: str) -> SwitchState:
         return self._states[key]
 
     def effect(self, key: str) -> str:
-        return self.effects.line(entry(key), self._states[key].value)
+        """What the switch does as it is set, and what was measured since it was."""
+        line, since = self.effects.line(entry(key), self._states[key].value), self.consequences.line(key)
+        return f"{line.removesuffix('.')}. {since}" if since else line
 
     def choose(self, key: str, value: str) -> None:
         """Ask the engine for ``key`` = ``value``. Nothing is asked twice, and not without a model."""
@@ -94,23 +103,30 @@ class SwitchBoard(QObject):
         self._set(key, replace(state, pending=value, status="Reloading weights" if slow else "", is_refusal=False))
         self._bridge.set_options({key: value})
 
-    def choose_all(self, values: Mapping[str, str]) -> None:
+    def choose_all(self, values: Mapping[str, str]) -> list[str]:
         """Ask for many values in one command (a preset). Those that cannot be used here, or hold already, are left out.
 
         What clashes with a switch as it is now may go with it as it will be: the engine judges them together.
+        Returns what is left out since it cannot be used here, each with its reason.
         """
+        left_out = [
+            f"{option.title} {option.choice(value).title}: {self._states[key].reasons[value]}"
+            for key, value in values.items()
+            if value in self._states[key].reasons and (option := entry(key)).default != value
+        ]
         changes = {
             key: value
             for key, value in values.items()
             if value != self._states[key].shown and value not in self._states[key].reasons
         }
         if not self.has_model or not changes:
-            return
+            return left_out
         for key, value in changes.items():
             slow = entry(key).kind is Kind.WEIGHTS
             status = "Reloading weights" if slow else ""
             self._set(key, replace(self._states[key], pending=value, status=status, is_refusal=False))
         self._bridge.set_options(changes)
+        return left_out
 
     def clear_old_statuses(self) -> None:
         """Forget what finished changes said; a refusal stays until the next try."""
@@ -126,7 +142,8 @@ class SwitchBoard(QObject):
                 self._set(key, replace(state, status=f"{loading.stage}, {loading.fraction * 100:.0f} %"))
 
     def _on_loaded(self, loaded: ModelLoaded) -> None:
-        self.has_model = True
+        self.info = loaded.info
+        self.consequences.on_model()
         self.effects.on_info(loaded.info, is_same_model=False)
         self._states = {
             option.key: SwitchState(
@@ -147,12 +164,15 @@ class SwitchBoard(QObject):
                 self._set(key, replace(state, pending=None, status=error.message, is_refusal=True))
 
     def _lose_model(self) -> None:
-        self.has_model = False
+        self.info = None
+        self.consequences.on_model()
         self._states = {key: SwitchState(state.value) for key, state in self._states.items()}
         self.switch_changed.emit("")
 
     def _on_applied(self, applied: OptionsApplied) -> None:
+        self.consequences.on_switched(applied.changed)
         if applied.info is not None:
+            self.info = applied.info
             self.effects.on_info(applied.info, is_same_model=True)
         for key, state in self._states.items():
             value = applied.options.get(key, state.value)

@@ -17,6 +17,7 @@ from engine.commands import (
     Abort,
     CancelLoad,
     Command,
+    FindBest,
     JudgeDraft,
     LoadModel,
     MeasureContext,
@@ -29,6 +30,8 @@ from engine.commands import (
 )
 from engine.context import fit
 from engine.events import (
+    BestFound,
+    BestRefused,
     ContextMeasured,
     DraftChanged,
     DraftInfo,
@@ -55,6 +58,7 @@ from engine.events import (
     TokenDelta,
 )
 from engine.options import Capabilities, Options, check, unavailable
+from engine.presets import Found
 
 BANDWIDTH = 14.5e9
 THROUGHPUT = 150e9
@@ -117,6 +121,7 @@ class Script:
     fail_load, fail_reply: a message makes the next load, or each reply after its second token, fail.
     refuse: option key -> message.
     unavailable: option key -> choice -> reason; by default what no CPU can do.
+    best: what the search for the best setting finds.
     misfits: source -> why it cannot be a draft model.
     window: tokens that fit, the reply included; None lets everything fit.
     step_seconds: None lets the figures decide (memory time plus overhead); threaded mode really pauses that long.
@@ -135,6 +140,7 @@ class Script:
     fail_reply: str | None = None
     refuse: Mapping[str, str] = field(default_factory=dict)
     unavailable: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: unavailable(Capabilities()))
+    best: Mapping[str, str] = field(default_factory=lambda: {"weights": "int8"})
     misfits: Mapping[str, str] = field(default_factory=dict)
     step_seconds: float | None = None
     overhead_seconds: float = 0.0015
@@ -322,6 +328,8 @@ class ScriptedService:
                 self._set_draft(command.source)
             elif isinstance(command, JudgeDraft):
                 self._judge_draft(command.source)
+            elif isinstance(command, FindBest):
+                self._find_best()
             elif isinstance(command, MeasureContext):
                 self.emit(ContextMeasured(command.query_id, count_tokens(command.messages)))
             elif isinstance(command, WatchPages):
@@ -371,6 +379,21 @@ class ScriptedService:
         if not source and self.options["speculation"] == "draft":
             self.options = self.options.replaced({"speculation": "off"})
         self.emit(DraftChanged(self.draft, dict(self.options), self._unavailable()))
+
+    def _find_best(self) -> None:
+        """It finds what the script says, after one try, unless a command behind it stops it or a reply runs."""
+        if self.info is None or self._active or self._waiting:
+            self.emit(BestRefused("A reply is being written."))
+            return
+        self.emit(ModelLoading("Trying weights=int8", 0.5))
+        if self._commands:
+            self.emit(BestRefused("The search was stopped; the switches are as before."))
+            return
+        before, self.options = self.options, self.options.replaced(self.script.best)
+        self.info = self._info_now(self.info)
+        self.emit(OptionsApplied(dict(self.options), before.changed(self.options), 1.0, 0, self.info))
+        date = "2026-11-30T12:00:00+00:00"
+        self.emit(BestFound(Found(self.info.machine.name, self.info.name, date, 1.31, dict(self.script.best))))
 
     def _judge_draft(self, source: str) -> None:
         if self.info is not None:

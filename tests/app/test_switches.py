@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel
 
 from app.tuning.effects import KIND_WORDS
+from app.tuning.preset_row import SEARCH
 from app.tuning.switch_board import NO_MODEL, mark_name
 from app.tuning.switches import PLAIN_VALUES
+from engine.commands import FindBest
 from engine.events import EngineError
 from engine.options import OPTIONS, Kind, Pile, entry
 from engine.presets import presets
@@ -357,3 +361,63 @@ def test_without_a_model_presets_cannot_be_chosen(bench):
     assert not bench.dock.presets.pill.isEnabled()
     preset_menu(bench)["Throughput"].trigger()
     assert bench.services == []  # nothing was asked of an engine
+
+
+def test_what_a_preset_has_to_leave_out_is_named(qtbot):
+    bench = DockBench(qtbot, Script(unavailable={"max_batch": {"4": "Too many."}}))
+    bench.load()
+    preset_menu(bench)["Small memory"].trigger()
+    assert bench.dock.presets.status.text() == "Small memory, without Batch limit 4: Too many."
+    preset_menu(bench)["Throughput"].trigger()
+    assert bench.dock.presets.status.text() == ""
+    bench.close()
+
+
+def test_the_best_setting_is_searched_for_said_kept_and_offered_again(bench):
+    bench.load()
+    assert "Best here" not in preset_menu(bench)
+    said = []
+    bench.bridge.model_loading.connect(lambda _: said.append(bench.dock.presets.status.text()))
+    preset_menu(bench)[SEARCH].trigger()
+    assert isinstance(bench.service.posted[-1], FindBest)
+    assert bench.dock.presets.pill.text() == "searching …"
+    bench.steps()
+    assert said == ["Trying weights=int8, 50 %"]
+    row = bench.dock.presets
+    assert row.status.text() == "Best here: weights=int8: 1.31 times the speed of the defaults."
+    assert row.pill.text() == "Best here"
+    assert bench.dock.board.state("weights").value == "int8"
+    assert "1.31 times" in preset_menu(bench)["Best here"].text()
+    preset_menu(bench)["Throughput"].trigger()
+    bench.steps()
+    bench.load()  # as after a restart: it was kept
+    preset_menu(bench)["Best here"].trigger()
+    assert bench.asked()[-1] == {"weights": "int8"}
+
+
+def test_a_best_setting_of_another_model_is_not_offered(bench):
+    bench.load()
+    preset_menu(bench)[SEARCH].trigger()
+    bench.steps()
+    bench.script.info = replace(bench.script.info, name="Another model")
+    bench.load()
+    assert "Best here" not in preset_menu(bench)
+
+
+def test_a_search_can_be_stopped_and_is_refused_while_a_reply_runs(bench):
+    bench.load()
+    bench.chat()
+    bench.steps(2)
+    preset_menu(bench)[SEARCH].trigger()
+    bench.steps()
+    assert bench.dock.presets.status.text() == "A reply is being written."
+    bench.load()  # ends the reply
+    preset_menu(bench)[SEARCH].trigger()
+    menu = bench.dock.presets.make_menu()
+    assert [action.text() for action in menu.actions()] == ["Stop searching"]
+    menu.actions()[0].trigger()
+    menu.deleteLater()
+    bench.steps()
+    assert "stopped" in bench.dock.presets.status.text()
+    assert bench.dock.presets.pill.text() != "searching …"
+    assert bench.dock.board.state("weights").value == "int4"

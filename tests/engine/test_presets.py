@@ -11,11 +11,14 @@ import pytest
 from saved_models import save_tiny
 
 from engine import best_here
-from engine.best_here import search
+from engine.best_here import SearchStopped, search
+from engine.commands import Message
 from engine.engine import Engine
 from engine.options import OPTIONS, Capabilities, Kind, Options, entry
-from engine.presets import BEST_HERE, Found, keep_best, parse, preset, presets, stored_best
+from engine.params import SamplingParams
+from engine.presets import BEST_HERE, Found, Preset, keep_best, parse, preset, presets, stored_best
 
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
 FOUND = Found("Test", "Tiny", "2026-11-30T12:00:00+00:00", 1.5, {"fused_ops": "off", "weights": "int8"})
 
 
@@ -110,7 +113,7 @@ class ScriptedTimer:
 def scripted_search(engine: Engine, monkeypatch: pytest.MonkeyPatch, seconds: Mapping[tuple[str, str], float]):
     timers: list[ScriptedTimer] = []
 
-    def make(its: Engine) -> ScriptedTimer:
+    def make(its: Engine, stopped: object) -> ScriptedTimer:
         timers.append(ScriptedTimer(seconds, its))
         return timers[-1]
 
@@ -153,3 +156,25 @@ def test_the_search_really_times_the_engine(engine: Engine) -> None:
     assert best_here._Timer(engine).seconds() > 0
     assert best_here._Timer(engine).seconds(limit=0.0) == float("inf")
     engine.check_integrity()
+
+
+def test_a_search_that_is_stopped_says_so(engine: Engine) -> None:
+    with pytest.raises(SearchStopped):
+        search(engine, stopped=lambda: True)
+    assert not engine.has_work
+
+
+@pytest.fixture(scope="module")
+def starter(starter_path: Path) -> Iterator[Engine]:
+    engine = Engine.load("starter", kv_bytes=1 << 26, find=lambda name: starter_path)
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize("row", presets(), ids=lambda row: row.name)
+def test_each_preset_works_on_the_starter(starter: Engine, row: Preset) -> None:
+    starter.apply(row.settings(starter.capabilities))
+    assert {key: starter.options[key] for key in row.values} == row.values
+    (done,) = starter.generate([(Message("user", "What is the capital of France?"),)], GREEDY)
+    assert "Paris" in done.text
+    starter.check_integrity()

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from engine import best_here
 from engine.commands import (
     Abort,
     CancelLoad,
+    FindBest,
     JudgeDraft,
     LoadModel,
     MeasureContext,
@@ -21,6 +23,8 @@ from engine.commands import (
     WatchPages,
 )
 from engine.events import (
+    BestFound,
+    BestRefused,
     ContextMeasured,
     DraftChanged,
     DraftJudged,
@@ -239,3 +243,28 @@ def test_a_draft_model_comes_with_the_load_and_its_load_can_be_stopped(client: C
     client.service.post(SetDraft(client.starter))
     client.service.post(CancelLoad())
     client.until(lambda event: isinstance(event, DraftRefused) and "stopped" in event.message)
+
+
+def test_the_best_setting_is_searched_for_and_a_message_ends_the_search(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.service.post(FindBest())
+    client.until(lambda event: isinstance(event, BestRefused) and "No model is loaded" in event.message)
+    client.load()
+    client.service.post(SetOptions({"prefix": "off"}))
+    client.service.post(FindBest())
+    client.until(lambda event: isinstance(event, ModelLoading) and event.stage.startswith("Trying"))
+    client.service.post(Submit(1, QUESTION, GREEDY))
+    client.until(lambda event: isinstance(event, BestRefused) and "as before" in event.message)
+    assert client.finished(1).reason is FinishReason.LENGTH
+    engine = client.service._engine
+    assert engine is not None
+    assert (engine.options["weights"], engine.options["prefix"]) == ("int8", "off")
+    monkeypatch.setattr(best_here, "_tries", lambda engine: [("fused_ops", "off")])
+    client.service.post(FindBest())
+    found = client.until_a(BestFound)
+    assert isinstance(found, BestFound)
+    assert found.found.model == engine.info.name
+    applied = [event for event in client.events if isinstance(event, OptionsApplied)][-1]
+    assert dict(applied.options) == dict(engine.options)
+    assert engine.options["prefix"] == "on"  # the search starts from the defaults
