@@ -237,6 +237,7 @@ class Dock(QWidget):
     def _on_loaded(self, loaded: ModelLoaded) -> None:
         self._fold()
         self.figures.on_model(loaded.info)
+        self.board.consequences.on_model()
         self.live.forget_map()
         self._watch()
         self._say_at_once()
@@ -244,6 +245,7 @@ class Dock(QWidget):
     def _on_load_failed(self, failed: ModelLoadFailed) -> None:
         if not failed.kept:
             self.figures.on_model(None)
+            self.board.consequences.on_model()
         self._say_at_once()
 
     def _on_engine_failed(self, error: EngineError) -> None:
@@ -253,6 +255,7 @@ class Dock(QWidget):
         self._fold()
         names = [mark_name(entry(key), applied.options[key]) for key in applied.changed]
         self.figures.on_switched(self._clock(), names, applied.info)
+        self.board.consequences.on_switched(applied.changed)
         self._applied_at = self._clock()
         self._say_at_once()
 

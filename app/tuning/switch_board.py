@@ -57,7 +57,7 @@ def mark_name(option: OptionEntry, value: str) -> str:
 
 
 class SwitchBoard(QObject):
-    """Posts what the user chooses, and keeps what the engine answered.
+    """Posts what the user chooses, and keeps what the engine answered. Who has the records feeds ``consequences``.
 
     Signals:
         switch_changed: the key whose state is new; "" when all may be.
@@ -143,7 +143,6 @@ class SwitchBoard(QObject):
 
     def _on_loaded(self, loaded: ModelLoaded) -> None:
         self.info = loaded.info
-        self.consequences.on_model()
         self.effects.on_info(loaded.info, is_same_model=False)
         self._states = {
             option.key: SwitchState(
@@ -165,12 +164,10 @@ class SwitchBoard(QObject):
 
     def _lose_model(self) -> None:
         self.info = None
-        self.consequences.on_model()
         self._states = {key: SwitchState(state.value) for key, state in self._states.items()}
         self.switch_changed.emit("")
 
     def _on_applied(self, applied: OptionsApplied) -> None:
-        self.consequences.on_switched(applied.changed)
         if applied.info is not None:
             self.info = applied.info
             self.effects.on_info(applied.info, is_same_model=True)

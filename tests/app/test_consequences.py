@@ -78,6 +78,21 @@ def test_flips_too_close_to_be_told_apart_are_judged_together() -> None:
     assert not consequences.lines
 
 
+def test_a_hidden_panel_judges_the_same(qtbot) -> None:
+    bench = DockBench(qtbot, Script(reply_tokens=500, step_seconds=0.02))
+    bench.load()
+    bench.chat()
+    bench.steps(ENOUGH + 2)
+    bench.dock.board.choose("attention", "reference")
+    bench.steps()
+    bench.script.step_seconds = 0.05
+    bench.steps(ENOUGH + 2)
+    bench.dock.show()
+    qtbot.waitExposed(bench.dock)
+    assert bench.dock.board.consequences.line("attention") == "Slower since it was set: 20 tokens/s, 50 before."
+    bench.close()
+
+
 def test_the_row_of_a_switch_that_made_things_slower_says_so(qtbot) -> None:
     bench = DockBench(qtbot, Script(reply_tokens=500, step_seconds=0.02))
     bench.dock.show()
@@ -91,7 +106,8 @@ def test_the_row_of_a_switch_that_made_things_slower_says_so(qtbot) -> None:
     bench.script.step_seconds = 0.05
     bench.steps(ENOUGH + 2)
     bench.refresh()
-    for rows in (bench.dock.switches.rows, bench.dock.quick_switches.rows):
+    for tab, rows in ((1, bench.dock.switches.rows), (0, bench.dock.quick_switches.rows)):
+        bench.dock.show_tab(tab)
         assert rows["attention"].effect.text().endswith(". Slower since it was set: 20 tokens/s, 50 before.")
         assert "since it was set" not in rows["weights"].effect.text()
     bench.load()
