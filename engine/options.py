@@ -415,7 +415,7 @@ OPTIONS: tuple[OptionEntry, ...] = (
     ),
     OptionEntry(
         key="host_offload",
-        title="Pages in host memory",
+        title="Host offload",
         pile=Pile.CAPACITY,
         kind=Kind.CACHE,
         choices=_off_on("all pages lie where the model runs", "pages that wait are moved to the computer's own memory"),

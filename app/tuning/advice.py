@@ -26,6 +26,7 @@ class Verdict:
     lead: str  # "Decode waits for memory:"
     share: float | None = None
     tail: str = ""  # "of each step"
+    short_tail: str = ""  # where the whole does not fit
     limit: str = ""  # "memory", "compute", "overhead" or "": which of the theme's colours it has
 
     @property
@@ -58,7 +59,9 @@ def verdict(figures: LiveFigures, time: float) -> Verdict:
         "compute": (f"{subject} {waits} for arithmetic:", means.compute_share),
         "overhead": (f"{subject} {spends}", means.overhead_share),
     }[limit]
-    return Verdict(lead, share, "of each step on overhead" if limit == "overhead" else "of each step", limit)
+    if limit == "overhead":
+        return Verdict(lead, share, "of each step on overhead", "on overhead", limit)
+    return Verdict(lead, share, "of each step", "", limit)
 
 
 def advice(figures: LiveFigures) -> str:

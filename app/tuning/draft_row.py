@@ -8,7 +8,8 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QMenu, QPushButton, QSizePoli
 from shiboken6 import isValid
 
 from app.tuning.cards import Paragraph
-from app.tuning.drafts import NONE, Drafts
+from app.tuning.drafts import NONE, DraftChoice, Drafts
+from app.tuning.menus import show_choice
 from app.tuning.pace import Meter
 from app.tuning.switch_board import NO_MODEL
 
@@ -23,6 +24,7 @@ class DraftRow(QWidget):
         self.setObjectName("switch")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.title = QLabel("Draft model", self)
+        self.title.setProperty("part", "title")
         self.effect = Paragraph(meter)
         self.pill = QPushButton(self)
         self.pill.setProperty("look", "value")
@@ -91,17 +93,12 @@ class DraftRow(QWidget):
 
     def _fill(self, menu: QMenu) -> None:
         actions = {str(action.data()): action for action in menu.actions()}
-        rows = [(NONE, "none\tnothing is loaded to guess", True, self._drafts.draft is None)]
-        rows += [
-            (each.source, f"{each.title}\t{each.words}", each.is_usable, each.is_current)
-            for each in self._drafts.choices()
-        ]
-        for source, text, is_usable, is_current in rows:
-            action = actions.get(source) or self._add(menu, source)
-            action.setText(text)
-            action.setToolTip(text.partition("\t")[2])
-            action.setEnabled(is_usable)
-            action.setChecked(is_current)
+        none = DraftChoice(NONE, "none", "nothing is loaded to guess", True, self._drafts.draft is None)
+        for choice in (none, *self._drafts.choices()):
+            action = actions.get(choice.source) or self._add(menu, choice.source)
+            show_choice(action, choice.title, choice.words)
+            action.setEnabled(choice.is_usable)
+            action.setChecked(choice.is_current)
 
     def _add(self, menu: QMenu, source: str) -> QAction:
         action = QAction(menu)

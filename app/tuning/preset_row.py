@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QMenu, QPushButton, QSizePoli
 
 from app.bridge import EngineBridge
 from app.paths import find_paths
+from app.tuning.menus import show_choice
 from app.tuning.switch_board import NO_MODEL, SwitchBoard
 from engine.events import BestFound, BestRefused, EngineError, ModelLoading
 from engine.presets import Preset, keep_best, presets, stored_best
@@ -68,17 +69,19 @@ class PresetRow(QWidget):
     def make_menu(self) -> QMenu:
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.setToolTipsVisible(True)
         if self._is_searching:
             menu.addAction("Stop searching", self._bridge.cancel_load)
             return menu
         for row in self._rows():
-            action = QAction(f"{row.title}\t{row.note}", menu)
+            action = QAction(menu)
+            show_choice(action, row.title, row.note)
             action.setCheckable(True)
             action.setChecked(self._is_in_force(row))
             action.triggered.connect(lambda _=False, chosen=row: self._choose(chosen))
             menu.addAction(action)
         menu.addSeparator()
-        menu.addAction(f"{SEARCH}\t{SEARCH_NOTE}", self._search)
+        show_choice(menu.addAction(SEARCH, self._search), SEARCH, SEARCH_NOTE)
         return menu
 
     def _rows(self) -> tuple[Preset, ...]:

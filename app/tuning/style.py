@@ -26,6 +26,7 @@ def dock_stylesheet(t: Theme) -> str:
     QPushButton[look="link"]:hover, QPushButton[look="link"]:focus {{ color: {t.accent}; background: transparent; }}
     QLabel[part="pile"] {{ color: {t.muted}; font-size: 11.5px; padding: 14px 0 5px 0;
         border-bottom: 1px solid {t.line}; }}
+    QLabel[part="title"] {{ color: {t.text}; font-size: 13px; }}
     QWidget#switch {{ border-bottom: 1px solid {t.line}; }}
     QLabel[part="kind"] {{ color: {t.muted}; font-size: 10.5px; }}
     QLabel[part="explanation"] {{ color: {t.text}; font-size: 12px; padding: 4px 0 6px 0; }}

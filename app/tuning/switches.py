@@ -10,11 +10,12 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QMenu, QPushButton, QSizePoli
 
 from app.tuning.cards import Paragraph, stack
 from app.tuning.effects import KIND_SENTENCES, KIND_WORDS
+from app.tuning.menus import show_choice
 from app.tuning.pace import Meter
 from app.tuning.switch_board import NO_MODEL, SwitchBoard, SwitchState
 from engine.options import OPTIONS, OptionEntry, Pile
 
-PLAIN_VALUES = ("off", "none")  # nothing optimized: the pill is not accented
+PLAIN_VALUES = ("off", "none", "reference")  # nothing optimized: the pill is not accented
 PILE_ORDER = (Pile.MORE_TOKENS, Pile.FEWER_BYTES, Pile.CAPACITY, Pile.PREFILL, Pile.FUSION)
 
 
@@ -52,8 +53,8 @@ class Pill(QPushButton):
         blocked = state.blocked
         for choice in self._option.choices:
             reason = blocked.get(choice.value)
-            action = QAction(f"{choice.title}\t{reason or choice.note}", menu)
-            action.setToolTip(reason or choice.note)
+            action = QAction(menu)
+            show_choice(action, choice.title, reason or choice.note)
             action.setCheckable(True)
             action.setChecked(choice.value == state.shown)
             action.setEnabled(reason is None)

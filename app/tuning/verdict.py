@@ -17,7 +17,10 @@ from app.tuning.numbers import percent
 from engine.events import Finished, ModelLoaded, ModelLoadFailed, OptionsApplied, StepRecord
 
 REFRESH_SECONDS = 0.5  # a line of text that changes more often cannot be read
-DOT = 9  # px
+DOT, GAP = 9, 8  # px
+WIDEST_FIGURE = "100 %"  # the place of the words must not hang on the figure
+LIMIT_WORDS = {"memory": "Memory", "compute": "Arithmetic", "overhead": "Overhead"}
+Parts = tuple[tuple[str, bool], ...]  # (text, is it the figure) in reading order
 
 
 class VerdictLabel(QWidget):
@@ -88,19 +91,19 @@ class VerdictLabel(QWidget):
 
     # ---- drawing
 
-    def _parts(self) -> list[tuple[str, bool]]:
-        """(text, is it the figure) in reading order."""
-        fresh = self._verdict
-        if fresh.share is None:
-            return [(fresh.lead, False)]
-        return [(f"{fresh.lead} ", False), (f"{percent(fresh.share)} %", True), (f" {fresh.tail}", False)]
+    @property
+    def shown_text(self) -> str:
+        """What stands there at the present width: the whole, something shorter, or one word and the figure."""
+        return "".join(text for text, _ in _forms(self._verdict)[self._form()])
+
+    def _form(self) -> int:
+        """Which form fits, whatever the figure: the longest that does."""
+        room = self.width() - DOT - GAP
+        widths = [_width(form) for form in _forms(self._verdict, WIDEST_FIGURE)]
+        return next((index for index, width in enumerate(widths) if width <= room), len(widths) - 1)
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        plain, strong = QFontMetricsF(theme.font()), QFontMetricsF(theme.font(weight=QFont.Weight.DemiBold))
-        width = DOT + 8 + plain.horizontalAdvance(self._verdict.lead + "  " + self._verdict.tail)
-        if self._verdict.share is not None:
-            width += strong.horizontalAdvance("100 %")
-        return QSize(round(width) + 4, 26)
+        return QSize(round(DOT + GAP + _width(_forms(self._verdict, WIDEST_FIGURE)[0])) + 4, 26)
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
         return QSize(120, 26)
@@ -109,18 +112,36 @@ class VerdictLabel(QWidget):
         colours = theme.current()
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        left = float(max(0, self.width() - self.sizeHint().width()))
+        form = self._form()
+        left = max(0.0, self.width() - DOT - GAP - _width(_forms(self._verdict, WIDEST_FIGURE)[form]))
         dot = {"memory": colours.memory, "compute": colours.compute, "overhead": colours.overhead}
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(QColor(dot.get(self._verdict.limit, colours.line)))
         painter.drawEllipse(QRectF(left, (self.height() - DOT) / 2, DOT, DOT))
-        left += DOT + 8
-        for text, is_figure in self._parts():
-            font = theme.font(weight=QFont.Weight.DemiBold if is_figure else QFont.Weight.Normal)
-            painter.setFont(font)
+        left += DOT + GAP
+        for text, is_figure in _forms(self._verdict)[form]:
+            painter.setFont(_font(is_figure))
             painter.setPen(QColor(colours.text if is_figure else colours.muted))
-            metrics = QFontMetricsF(font)
+            metrics = QFontMetricsF(painter.font())
             shown = metrics.elidedText(text, Qt.TextElideMode.ElideRight, self.width() - left)
             painter.drawText(QRectF(left, 0, self.width() - left, self.height()), Qt.AlignmentFlag.AlignVCenter, shown)
             left += metrics.horizontalAdvance(text)
         painter.end()
+
+
+def _forms(verdict: Verdict, figure: str = "") -> list[Parts]:
+    """The verdict from its longest form to its shortest. figure: instead of its own."""
+    if verdict.share is None:
+        return [((verdict.lead, False),)]
+    share = (figure or f"{percent(verdict.share)} %", True)
+    lead, word = (f"{verdict.lead} ", False), (f"{LIMIT_WORDS[verdict.limit]} ", False)
+    tails = ((f" {tail}", False) for tail in (verdict.tail, verdict.short_tail))
+    return [*((lead, share, tail) if tail[0].strip() else (lead, share) for tail in tails), (word, share)]
+
+
+def _width(parts: Parts) -> float:
+    return sum(QFontMetricsF(_font(is_figure)).horizontalAdvance(text) for text, is_figure in parts)
+
+
+def _font(is_figure: bool) -> QFont:
+    return theme.font(weight=QFont.Weight.DemiBold if is_figure else QFont.Weight.Normal)

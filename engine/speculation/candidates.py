@@ -58,8 +58,16 @@ def judged(target: Target, path: Path) -> Verdict:
         return Verdict(reason)
     size, most = source.spec.num_parameters, target.num_parameters
     if size > most:
-        return Verdict(f"It is larger than the model it would guess for: {size:,} weights against {most:,}.")
+        return Verdict(f"It is larger than this model: {_short(size)} weights against {_short(most)}.")
     return Verdict(note=AS_LARGE if size == most else "")
+
+
+def _short(number: int) -> str:
+    """1.71 B, 135 M, 34,000."""
+    for size, unit in ((10**9, "B"), (10**6, "M")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:,}"
 
 
 def why_not(target: list[str | None], draft: list[str | None]) -> str:

@@ -15,7 +15,7 @@ from tests.app.scripted_service import Script
 from tests.app.window_parts import make_window
 
 OTHER_WORDS = "Its vocabulary has 256,001 tokens, this model's has 49,152."
-TOO_LARGE = "It is larger than the model it would guess for: 1,711,376,384 weights against 134,515,008."
+TOO_LARGE = "It is larger than this model: 1.71 B weights against 135 M."
 BROKEN = "The file is empty. Fetch it again."
 
 

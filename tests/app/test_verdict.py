@@ -6,10 +6,13 @@ import pytest
 from PySide6.QtCore import QTimer
 
 from app.bridge import EngineBridge
+from app.tuning import verdict as verdict_module
+from app.tuning.advice import Verdict
 from app.tuning.verdict import VerdictLabel
 from engine.events import ModelLoadFailed
 from engine.params import SamplingParams
 from tests.app.scripted_service import Script, ScriptedService
+from tests.app.window_parts import make_window
 
 
 class Bench:
@@ -108,3 +111,69 @@ def test_the_number_does_not_move_the_words(bench):
     bench.steps(200)
     if bench.label.text.startswith("Decode waits for memory"):
         assert bench.label.sizeHint().width() == width
+
+
+def drawn_texts(label, monkeypatch) -> str:
+    """What a painting writes."""
+    written = []
+    monkeypatch.setattr(
+        verdict_module, "QFontMetricsF", lambda font, real=verdict_module.QFontMetricsF: _Watched(real(font), written)
+    )
+    label.grab()
+    monkeypatch.undo()
+    return "".join(written)
+
+
+class _Watched:
+    def __init__(self, metrics, written) -> None:
+        self._metrics, self._written = metrics, written
+
+    def horizontalAdvance(self, text):  # noqa: N802
+        return self._metrics.horizontalAdvance(text)
+
+    def elidedText(self, text, mode, width):  # noqa: N802
+        self._written.append(self._metrics.elidedText(text, mode, width))
+        return self._written[-1]
+
+
+@pytest.mark.parametrize("limit", ["memory", "overhead"])
+def test_where_the_whole_does_not_fit_it_says_less_and_is_not_cut(bench, limit, monkeypatch):
+    bench.script.step_seconds = 0.01 if limit == "memory" else 0.1
+    bench.bridge.submit("hello", SamplingParams())
+    bench.steps(100)
+    label = bench.label
+    whole = label.text
+    widest = label.sizeHint().width()
+    shown = []
+    for width in range(widest, 120, -10):
+        label.resize(width, 26)
+        assert "…" not in drawn_texts(label, monkeypatch)
+        assert drawn_texts(label, monkeypatch) == label.shown_text
+        if label.shown_text not in shown:
+            shown.append(label.shown_text)
+    assert shown[0] == whole
+    assert shown[1] == (whole.replace(" of each step", ""))
+    assert shown[2] == f"{'Memory' if limit == 'memory' else 'Overhead'} {whole.partition('%')[0].split()[-1]} %"
+    assert label.toolTip()
+    assert label.accessibleName() == whole  # always the whole
+
+
+def test_at_1280_pixels_with_the_panel_open_no_verdict_is_cut(qtbot, tmp_path, monkeypatch):
+    parts = make_window(tmp_path, Script(reply_tokens=200))
+    qtbot.addWidget(parts.window)
+    parts.window.resize(1280, 800)
+    parts.window.show()
+    qtbot.waitExposed(parts.window)
+    parts.load()
+    label = parts.window.findChild(VerdictLabel)
+    for limit, lead in (("memory", "Decode waited for memory:"), ("compute", "Prefill waited for arithmetic:")):
+        label._verdict = Verdict(lead, 0.9, "of each step", "", limit)
+        label.updateGeometry()
+        qtbot.wait(20)
+        assert "…" not in drawn_texts(label, monkeypatch)
+    label._verdict = Verdict("Prefill spends", 0.55, "of each step on overhead", "on overhead", "overhead")
+    label.updateGeometry()
+    qtbot.wait(20)
+    assert label.shown_text in ("Prefill spends 55 % of each step on overhead", "Prefill spends 55 % on overhead")
+    assert "…" not in drawn_texts(label, monkeypatch)
+    parts.window.close()

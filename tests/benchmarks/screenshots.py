@@ -78,6 +78,10 @@ SHOTS = (
     *(Shot(f"outgrown-{theme}", "outgrown", theme, 1280, 800) for theme in ("dark", "light")),
     *(Shot(f"detached-{theme}", "detached", theme, 1280, 800) for theme in ("dark", "light")),
     Shot("without-dock-light", "without_dock", "light", 1280, 800),
+    *(Shot(f"switches-{theme}", "switches", theme, 1280, 1400) for theme in ("dark", "light")),
+    *(Shot(f"drafts-{theme}", "drafts", theme, 1280, 800) for theme in ("dark", "light")),
+    Shot("clashes-light", "clashes", "light", 1280, 800),
+    Shot("presets-dark", "presets", "dark", 1280, 800),
     *(Shot(f"preferences-{theme}", "preferences", theme, 1280, 800) for theme in ("dark", "light")),
     *(Shot(f"preferences-{theme}-at-150", "preferences", theme, 1280, 800, 1.5) for theme in ("dark", "light")),
     *(Shot(f"preferences-wrong-{theme}", "preferences_wrong", theme, 1280, 800) for theme in ("dark", "light")),
@@ -232,6 +236,80 @@ def _without_dock(parts):
     _detached(parts)
 
 
+def _switches(parts):
+    """The tab after a search, a draft model, a flip that made things slower, and a refusal."""
+    _with_library(parts)
+    parts.dock.show_tab(1)
+    parts.dock.presets._search()
+    parts.run()
+    parts.dock.drafts.choose("small")
+    parts.run()
+    script = parts.service.script
+    script.reply_tokens, script.step_seconds = 500, 0.02
+    parts.window.panel.send(QUESTION)
+    for seconds in (0.02, 0.05):
+        for _ in range(24):
+            parts.advance()
+        script.step_seconds = seconds
+        if seconds == 0.02:
+            parts.dock.board.choose("attention", "reference")
+            parts.advance()
+            script.step_seconds = 0.05
+    parts.dock.show_tab(1)
+
+
+def _with_library(parts):
+    from types import SimpleNamespace
+
+    def model(name, title, problem=""):
+        return SimpleNamespace(name=name, title=title, format="GGUF Q4_1", num_bytes=98_000_000, problem=problem)
+
+    parts.load()
+    parts.service.script.misfits = {
+        "gemma": "Its vocabulary has 256,001 tokens, this model's has 49,152.",
+        "big": "It is larger than this model: 1.71 B weights against 135 M.",
+    }
+    parts.dock.drafts._list_models = lambda: [
+        model("starter", "SmolLM2 135M Instruct"),
+        model("small", "SmolLM2 30M distilled"),
+        model("gemma", "Gemma 3 270M"),
+        model("big", "SmolLM2 1.7B Instruct"),
+        model("broken", "broken.gguf", "The file is empty. Fetch it again."),
+    ]
+
+
+def _drafts(parts):
+    from app.tuning.draft_row import DraftRow
+
+    _with_library(parts)
+    parts.dock.show_tab(1)
+    row = parts.dock.switches.findChild(DraftRow)
+    menu = row.make_menu()
+    parts.run()
+    menu.popup(row.mapToGlobal(row.rect().bottomLeft()))
+    return menu
+
+
+def _clashes(parts):
+    parts.load()
+    parts.dock.show_tab(1)
+    parts.dock.board.choose("kv_cache", "off")
+    parts.run()
+    pill = parts.dock.switches.rows["sparse"].pill
+    menu = pill.make_menu()
+    menu.popup(pill.mapToGlobal(pill.rect().bottomLeft()))
+    return menu
+
+
+def _presets(parts):
+    _with_library(parts)
+    parts.dock.presets._search()
+    parts.run()
+    menu = parts.dock.presets.make_menu()
+    menu.popup(parts.dock.mapToGlobal(parts.dock.rect().center()))
+    return menu
+
+
 def _preferences(parts):
     parts.load()
     parts.window.show_preferences()
@@ -274,6 +352,10 @@ SCENES: dict[str, Callable] = {
     "outgrown": _outgrown,
     "detached": _detached,
     "without_dock": _without_dock,
+    "switches": _switches,
+    "drafts": _drafts,
+    "clashes": _clashes,
+    "presets": _presets,
     "preferences": _preferences,
     "preferences_wrong": _preferences_wrong,
     "preferences_end": _preferences_end,

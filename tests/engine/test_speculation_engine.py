@@ -351,7 +351,7 @@ def test_a_larger_model_cannot_guess_and_a_smaller_one_may(folders: tuple[Path, 
         )
         size = target.num_parameters
         smaller_target = target._replace(path=folders[0], num_parameters=size - 1)
-        assert f"larger than the model it would guess for: {size:,} weights" in judged(smaller_target, tmp_path).reason
+        assert f"larger than this model: {size:,} weights" in judged(smaller_target, tmp_path).reason
         assert judged(target._replace(path=folders[0], num_parameters=size + 1), tmp_path) == ("", "")
     finally:
         larger.close()
