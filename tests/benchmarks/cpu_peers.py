@@ -1,16 +1,19 @@
 """Our engine against llama.cpp on the same weights and threads, interleaved:
 
-    python -m tests.benchmarks.cpu_peers MODEL.gguf --llama-python PYTHON --llama-script SCRIPT [--rounds 5] [--json FILE]
+    python -m tests.benchmarks.cpu_peers MODEL.gguf --llama-python PYTHON --llama-script SCRIPT [--rounds 5] [--json FILE] [--readme]
 
 PYTHON is an interpreter with llama-cpp-python, SCRIPT a program that measures it and prints one JSON object of tokens per
 second (keys prefill_512, decode_at_16, decode_at_512, batch_16). llama.cpp runs twice a round: on the file as it is, and
-requantized to Q4_0, its repacked fast path. Each contestant is a process of its own that loads, warms up and measures; they
-take turns, so that whatever else the machine does harms all of them; medians over the rounds are compared.
+requantized to Q4_0, its repacked fast path; so do we: with activations in 16 bits, the default, and in 8, which is what
+llama.cpp does. Each contestant is a process of its own that loads, warms up and measures; they take turns, so that whatever else
+the machine does harms all of them; medians over the rounds are compared. Beside the peers stand our own share of the
+memory's bandwidth and what n-gram speculation gains on text that repeats. ``--readme`` writes the README's table.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import statistics
@@ -19,31 +22,58 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-FIGURES = ("decode_at_16", "decode_at_512", "prefill_512", "batch_8", "batch_16")
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+BEGIN = "<!-- peers:begin (written by tests/benchmarks/cpu_peers.py) -->"
+END = "<!-- peers:end -->"
+
+FIGURES = {
+    "decode_at_16": "one chat, context 16",
+    "decode_at_512": "one chat, context 512",
+    "prefill_512": "reading a prompt of 512",
+    "batch_8": "8 chats, in all",
+    "batch_16": "16 chats, in all",
+}
+OURS = {"ridgeline": (), "ridgeline int8": ("activations=int8",)}
+PEERS = {"llama.cpp as stored": (), "llama.cpp Q4_0": ("--requantize", "q4_0")}
 # (figure, peer, ratio wanted): issue 4's table
 GOALS = (
-    ("decode_at_16", "as stored", 2.0),
-    ("decode_at_16", "q4_0", 1.5),
-    ("decode_at_512", "q4_0", 1.9),
-    ("prefill_512", "q4_0", 2.2),
-    ("batch_16", "q4_0", 2.5),
+    ("decode_at_16", "llama.cpp as stored", 2.0),
+    ("decode_at_16", "llama.cpp Q4_0", 1.5),
+    ("decode_at_512", "llama.cpp Q4_0", 1.9),
+    ("prefill_512", "llama.cpp Q4_0", 2.2),
+    ("batch_16", "llama.cpp Q4_0", 2.5),
 )
+SHARE, NGRAM = "bandwidth_share", "ngram_on_repeats"  # more figures of ours, with goals of 0.75 and 1.8
 Figures = dict[str, float]
 
 
 def main() -> None:
     args = _arguments()
-    runs: dict[str, list[Figures]] = {"ridgeline": [], "as stored": [], "q4_0": []}
+    runs: dict[str, list[Figures]] = {name: [] for name in (*OURS, *PEERS)}
+    machine: dict[str, object] = {}
     for number in range(args.rounds):
         names = list(runs) if number % 2 == 0 else list(reversed(runs))
         for name in names:
             print(f"round {number + 1}: {name}", file=sys.stderr)
-            runs[name].append(_ours(args) if name == "ridgeline" else _llama(args, name))
+            runs[name].append(_ours(args, OURS[name], machine) if name in OURS else _llama(args, PEERS[name]))
     medians = {name: _medians(each) for name, each in runs.items()}
-    report = {"threads": args.threads, "rounds": args.rounds, "medians": medians, "ratios": _ratios(medians)}
-    _print_table(medians)
+    report = {
+        "date": f"{datetime.date.today():%Y-%m-%d}",
+        "model": args.model.name,
+        "machine": machine,
+        "threads": args.threads,
+        "rounds": args.rounds,
+        "medians": medians,
+        "ratios": _ratios(medians),
+    }
+    print(_table(report))
+    for row in report["ratios"]:
+        print(f"{row['ours']:15} {row['figure']:14} to {row['peer']:20}: {row['ratio']} times (goal {row['goal']})")
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if args.readme:
+        _write_readme(report, args.llama_note)
 
 
 def _arguments() -> argparse.Namespace:
@@ -51,22 +81,29 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("model", type=Path)
     parser.add_argument("--llama-python", required=True)
     parser.add_argument("--llama-script", type=Path, required=True)
+    parser.add_argument("--llama-note", default="", help="how that llama.cpp was built, for the README")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--readme", action="store_true")
     return parser.parse_args()
 
 
-def _ours(args: argparse.Namespace) -> Figures:
-    settings = [part for pair in args.set for part in ("--set", pair)]
+def _ours(args: argparse.Namespace, settings: tuple[str, ...], machine: dict[str, object]) -> Figures:
+    switches = [part for pair in settings for part in ("--set", pair)]
     found: Figures = {}
     # llama.cpp's batches have 64 tokens each to start with, so ours have too
     for extra in (["--context", "16,512", "--batch", "1"], ["--context", "64", "--batch", "8,16"]):
         command = [sys.executable, "-m", "app", "bench", "-m", str(args.model), "--json", "--prompt-tokens", "512"]
-        report = _json([*command, "--new-tokens", "48", *extra, *settings])
+        report = _json([*command, "--new-tokens", "48", *extra, *switches])
+        machine.update(report["machine"])
         for run in report["runs"]:
             found.setdefault(_name(run), run["tokens_per_s"])
+            if run["phase"] == "decode" and run["context"] == 16:
+                found[SHARE] = run["bandwidth_share"]
+    command = [sys.executable, str(ROOT / "tests/benchmarks/speculation.py"), "--model", str(args.model), "--json"]
+    report = _json([*command, "--rounds", "1", *switches])
+    found[NGRAM] = report["repeating"]["ratio"]
     return found
 
 
@@ -76,8 +113,7 @@ def _name(run: Mapping[str, object]) -> str:
     return f"decode_at_{run['context']}" if run["batch"] == 1 else f"batch_{run['batch']}"
 
 
-def _llama(args: argparse.Namespace, form: str) -> Figures:
-    requantize = [] if form == "as stored" else ["--requantize", form]
+def _llama(args: argparse.Namespace, requantize: tuple[str, ...]) -> Figures:
     command = [args.llama_python, str(args.llama_script), str(args.model), "--threads", str(args.threads)]
     report = _json([*command, "--repeat", "2", "--new-tokens", "48", "--batch", "8,16", *requantize])
     return {name: float(report[name]) for name in FIGURES if name in report}
@@ -86,33 +122,61 @@ def _llama(args: argparse.Namespace, form: str) -> Figures:
 def _json(command: list[str]) -> dict[str, object]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+        raise SystemExit(f"{' '.join(command)} failed with {done.returncode}:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout[done.stdout.index("{") :])
 
 
 def _medians(runs: list[Figures]) -> Figures:
-    return {name: statistics.median(run[name] for run in runs) for name in FIGURES if all(name in run for run in runs)}
+    names = (*FIGURES, SHARE, NGRAM)
+    return {name: statistics.median(run[name] for run in runs) for name in names if all(name in run for run in runs)}
 
 
 def _ratios(medians: Mapping[str, Figures]) -> list[dict[str, object]]:
     return [
-        {"figure": figure, "peer": f"llama.cpp {peer}", "ratio": _ratio(medians, figure, peer), "goal": goal}
+        {
+            "ours": ours,
+            "figure": figure,
+            "peer": peer,
+            "ratio": round(medians[ours][figure] / medians[peer][figure], 2),
+            "goal": goal,
+        }
+        for ours in OURS
         for figure, peer, goal in GOALS
     ]
 
 
-def _ratio(medians: Mapping[str, Figures], figure: str, peer: str) -> float:
-    return round(medians["ridgeline"][figure] / medians[peer][figure], 2)
+def _table(report: Mapping[str, object]) -> str:
+    """One Markdown table: tokens/s, and each of ours as a multiple of llama.cpp's better form."""
+    medians: dict[str, Figures] = report["medians"]
+    lines = [
+        "| tokens/s | "
+        + " | ".join(("Ridgeline", "Ridgeline, `activations=int8`", *PEERS))
+        + " | to llama.cpp's best |",
+        "|---|" + "---|" * (len(medians) + 1),
+    ]
+    for figure, title in FIGURES.items():
+        best = max(medians[peer][figure] for peer in PEERS)
+        cells = [f"{medians[name][figure]:.0f}" for name in medians]
+        ratios = ", ".join(f"{medians[ours][figure] / best:.2f}" for ours in OURS)
+        lines.append(f"| {title} | " + " | ".join(cells) + f" | {ratios} |")
+    shares = " | ".join(f"{medians[ours][SHARE]:.0%}" for ours in OURS)
+    gains = " | ".join(f"{medians[ours][NGRAM]:.2f} times" for ours in OURS)
+    lines.append(f"| of the measured read bandwidth, one chat | {shares} | | | |")
+    lines.append(f"| with n-gram speculation, repeating a text | {gains} | | | |")
+    return "\n".join(lines)
 
 
-def _print_table(medians: Mapping[str, Figures]) -> None:
-    print(
-        f"{'tokens/s':16}" + "".join(f"{name:>22}" for name in ("ridgeline", "llama.cpp as stored", "llama.cpp q4_0"))
+def _write_readme(report: Mapping[str, object], llama_note: str) -> None:
+    machine = report["machine"]
+    where = (
+        f"{report['model']} on {machine['name']}, {report['threads']} threads, {machine['read_bytes_per_second'] / 1e9:.0f} GB/s read; "
+        f"{report['date']}; medians of {report['rounds']} interleaved rounds. llama.cpp through llama-cpp-python{llama_note}, on the file "
+        "as it is and requantized to Q4_0, its fast path. The last column gives both of ours."
     )
-    for figure in FIGURES:
-        print(f"{figure:16}" + "".join(f"{medians[name].get(figure, float('nan')):22.1f}" for name in medians))
-    for row in _ratios(medians):
-        print(f"{row['figure']:16}{row['peer']:>24}: {row['ratio']} times (goal {row['goal']})")
+    before, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin and end, "the README lost its markers"
+    README.write_text(f"{before}{BEGIN}\n\n{where}\n\n{_table(report)}\n\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What guessing from the chat's own text gains where a reply repeats, and what it costs where it does not.
 
-    python tests/benchmarks/speculation.py [--model starter] [--weights int4] [--rounds 5] [--new-tokens 96] [--kind ngram]
+    python tests/benchmarks/speculation.py [--model starter] [--weights int4] [--rounds 5] [--new-tokens 96] [--kind ngram] [--set key=value] [--json]
 
 Each round runs every prompt once without and once with speculation, in alternating order and with the prefix index off,
 so that neither finds anything the other left. The first round is a warm-up. Printed: the median tokens/s of both, and the
@@ -10,6 +10,7 @@ median of the rounds' ratios (a ratio of neighbours in time survives a noisy mac
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 from contextlib import closing
@@ -48,7 +49,8 @@ def measure(engine: Engine, prompt: str, kind: str, new_tokens: int) -> RequestU
     return answer.usage
 
 
-def compare(engine: Engine, prompts: tuple[str, ...], arguments: argparse.Namespace) -> str:
+def compare(engine: Engine, prompts: tuple[str, ...], arguments: argparse.Namespace) -> dict[str, float]:
+    """Median tokens/s of both, the median ratio, and how many guesses were tested and right."""
     rates: dict[str, list[float]] = {"off": [], arguments.kind: []}
     ratios: list[float] = []
     tested = accepted = 0
@@ -65,8 +67,13 @@ def compare(engine: Engine, prompts: tuple[str, ...], arguments: argparse.Namesp
             tested += usages[arguments.kind].num_drafted
             accepted += usages[arguments.kind].num_accepted
     off, on = statistics.median(rates["off"]), statistics.median(rates[arguments.kind])
-    share = f"{accepted / tested:.0%} of {tested:,} guesses right" if tested else "no guesses"
-    return f"off {off:.1f}, {arguments.kind} {on:.1f} tokens/s; ratio {statistics.median(ratios):.2f} ({share})"
+    return {"off": off, "on": on, "ratio": statistics.median(ratios), "tested": tested, "accepted": accepted}
+
+
+def in_words(found: dict[str, float], kind: str) -> str:
+    tested = int(found["tested"])
+    share = f"{found['accepted'] / tested:.0%} of {tested:,} guesses right" if tested else "no guesses"
+    return f"off {found['off']:.1f}, {kind} {found['on']:.1f} tokens/s; ratio {found['ratio']:.2f} ({share})"
 
 
 def main() -> None:
@@ -78,11 +85,18 @@ def main() -> None:
     parser.add_argument("--length", default="adaptive")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     settings = {"weights": arguments.weights, "prefix": "off", "draft_length": arguments.length}
+    settings.update(pair.split("=", 1) for pair in arguments.set)
     with closing(Engine.load(arguments.model, settings, draft=arguments.draft)) as engine:
-        print(f"repeating text: {compare(engine, REPEATING, arguments)}")
-        print(f"free text:      {compare(engine, FREE, arguments)}")
+        found = {"repeating": compare(engine, REPEATING, arguments), "free": compare(engine, FREE, arguments)}
+    if arguments.json:
+        print(json.dumps(found))
+        return
+    for name, its in found.items():
+        print(f"{name + ' text:':16}{in_words(its, arguments.kind)}")
 
 
 if __name__ == "__main__":
