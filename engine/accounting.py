@@ -6,10 +6,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from engine.events import MachineFigures, Phase, PoolSnapshot, RequestProgress, StepRecord
+from engine.events import NO_COST, MachineFigures, Phase, PoolSnapshot, RequestProgress, StepCost, StepRecord
 from engine.kv.layout import NUM_SINKS, KvLayout
 from engine.kv.switches import sparse_pages, user_window
-from engine.model.load import LoadedModel
+from engine.model.spec import ModelSpec
+from engine.ops.interface import Model
 from engine.options import Options
 from engine.reply import Accepted
 from engine.roofline.ledger import LedgerItem, LedgerModel, account, compute_seconds, memory_seconds
@@ -36,8 +37,10 @@ class Accountant:
         num_waiting: int,
         pool: PoolSnapshot,
         active_paths: Mapping[str, str],
+        guessing: StepCost = NO_COST,
     ) -> StepRecord:
-        """The record of the step that began at ``started`` (``time.perf_counter()``) and has just ended."""
+        """The record of the step that began at ``started`` (``time.perf_counter()``) and has just ended. guessing: what was
+        spent on guesses for it."""
         assert self.model is not None
         items = plan.items
         cost = account(
@@ -47,6 +50,7 @@ class Accountant:
                 for item in items
             ],
         )
+        cost += guessing
         num_prefill = sum(item.count for item in items if item.is_prefill)
         num_decode = sum(item.count for item in items if not item.is_prefill)
         ended = time.perf_counter()
@@ -81,12 +85,12 @@ class Accountant:
             self.figures = replace(self.figures, read_bytes_per_second=bytes_per_second)
 
 
-def ledger_model(loaded: LoadedModel, layout: KvLayout, options: Options, page_size: int) -> LedgerModel:
-    """What the ledger must know of ``loaded`` under ``options``, its keys and values kept in ``layout``."""
-    model, window = loaded.model, user_window(options)
+def ledger_model(spec: ModelSpec, model: Model, layout: KvLayout, options: Options, page_size: int) -> LedgerModel:
+    """What the ledger must know of ``model`` under ``options``, its keys and values kept in ``layout``."""
+    window = user_window(options)
     sizes = model.weight_sizes
     return LedgerModel(
-        spec=loaded.spec if window is None else loaded.spec.with_window(window, NUM_SINKS),
+        spec=spec if window is None else spec.with_window(window, NUM_SINKS),
         block_bytes=sizes.block_bytes,
         head_bytes=sizes.head_bytes,
         embedding_row_bytes=sizes.embedding_row_bytes,

@@ -18,6 +18,7 @@ from engine.accounting import Accountant, ledger_model
 from engine.commands import Message, Overflow, Prompt
 from engine.context import encode_within, reply_room
 from engine.events import (
+    NO_COST,
     Completion,
     DraftChanged,
     DraftInfo,
@@ -488,7 +489,8 @@ class Engine:
         self._account_for(options)
 
     def _account_for(self, options: Options) -> None:
-        self._accountant.model = ledger_model(self._loaded, self._cache.layout, options, PAGE_SIZE)
+        loaded, layout = self._loaded, self._cache.layout
+        self._accountant.model = ledger_model(loaded.spec, loaded.model, layout, options, PAGE_SIZE)
 
     def _policy(self, options: Options) -> Policy:
         return Policy.of(options, self._loaded.spec)
@@ -550,7 +552,8 @@ class Engine:
         if self._speculator:
             paths["speculation"] = self._speculator.describe() if self.options.on("kv_cache") else NO_GUESSES
         pool = self._scheduler.snapshot(self._cache.layout.token_bytes * PAGE_SIZE)
-        return self._accountant.record(plan, accepted, started, len(self._scheduler.waiting), pool, paths)
+        guessing = self._speculator.take_cost() if self._speculator else NO_COST
+        return self._accountant.record(plan, accepted, started, len(self._scheduler.waiting), pool, paths, guessing)
 
     def _end(self, reply: Reply, reason: FinishReason, message: str = "") -> Finished:
         self._scheduler.remove(reply.request)

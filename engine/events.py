@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 from engine.presets import Found
@@ -113,7 +113,8 @@ class PoolSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Bytes moved and floating-point operations of one step, counted by the ledger from its StepPlan."""
+    """Bytes moved and floating-point operations of one step, counted by the ledger from its StepPlan; what a draft model
+    did to guess for it is included."""
 
     weight_bytes: int
     kv_read_bytes: int
@@ -122,6 +123,9 @@ class StepCost:
     logit_bytes: int
     linear_flops: int
     attention_flops: int
+
+    def __add__(self, other: StepCost) -> StepCost:
+        return StepCost(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
 
     @property
     def total_bytes(self) -> int:
@@ -135,6 +139,9 @@ class StepCost:
     def arithmetic_intensity(self) -> float:
         """FLOPs per byte."""
         return self.total_flops / self.total_bytes if self.total_bytes else 0.0
+
+
+NO_COST = StepCost(0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from engine.accounting import ledger_model
+from engine.events import NO_COST, StepCost
 from engine.kv.cache import KvCache
 from engine.kv.pool import PagePool
 from engine.model.spec import ModelSpec
 from engine.ops.interface import Model
+from engine.options import Options
+from engine.roofline.ledger import LedgerItem, account
 from engine.runner import build_batch
 from engine.sampling import Probabilities, Row, SamplerState, distribution, draw_from, sample_row
 from engine.scheduler import Item, Request, StepPlan
@@ -66,17 +70,27 @@ class _Run:
 class DraftProposer:
     """vocab_size: tokens that may be guessed, the target's; rows of the draft's head beyond it are padding.
 
+    options: as far as they change what running ``model`` costs.
     num_pages: of the draft's own cache; a request that finds no page is not guessed for.
     """
 
     def __init__(
-        self, name: str, model: Model, spec: ModelSpec, vocab_size: int, num_pages: int, page_size: int
+        self,
+        name: str,
+        model: Model,
+        spec: ModelSpec,
+        vocab_size: int,
+        num_pages: int,
+        page_size: int,
+        options: Options | None = None,
     ) -> None:
         self.name = name
         self._model = model
         self._spec = spec
         self._vocab_size = vocab_size
         self._cache = KvCache(spec, num_pages, page_size, model.kv_dtype)
+        self._ledger_model = ledger_model(spec, model, self._cache.layout, options or Options(), page_size)
+        self._cost = NO_COST
         self._pool = PagePool(num_pages, page_size)
         self._followers: dict[int, Request] = {}
         self._agreed: dict[int, int] = {}  # tokens of a follower known to be the text's, not guesses
@@ -89,6 +103,10 @@ class DraftProposer:
             going = [run for run, row in zip(going, rows, strict=True) if run.draw(row)]
             items = [Item.next_of(run.follower, 1) for run in going]
         return {run.follower.request_id: run.proposal for run in runs if run.token_ids}
+
+    def take_cost(self) -> StepCost:
+        cost, self._cost = self._cost, NO_COST
+        return cost
 
     def forget(self, request_id: int) -> None:
         follower = self._followers.pop(request_id, None)
@@ -154,6 +172,8 @@ class DraftProposer:
         with torch.inference_mode():
             batch = build_batch(StepPlan(tuple(items)), self._pool.page_size)
             logits: Row = self._model.forward(batch, self._cache).cpu().numpy()
+        counted = [LedgerItem(item.count, item.context, item.wants_logits) for item in items]
+        self._cost += account(self._ledger_model, counted)
         for item in items:
             item.request.num_computed = item.context
         return (self._fitted(row) for row in logits)

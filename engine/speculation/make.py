@@ -57,15 +57,16 @@ def _make_proposer(
     options: Options, target: LoadedModel, draft: Draft | None, num_pages: int, page_size: int
 ) -> Proposer | None:
     vocab_size = target.text.vocab_size
+    of_ops = Options({key: options[key] for key in ("fused_ops", "attention")})  # it has no window, nor chosen pages
     match options["speculation"]:
         case "ngram":
             return NgramProposer()
         case "draft" if draft:
             model, spec = draft.loaded.model, draft.loaded.spec
             model.set_fused(options.on("fused_ops"), options["attention"] == "fused")
-            return DraftProposer(f"draft {draft.loaded.name}", model, spec, vocab_size, num_pages, page_size)
+            return DraftProposer(f"draft {draft.loaded.name}", model, spec, vocab_size, num_pages, page_size, of_ops)
         case "layer_skip" if isinstance(target.model, Decoder):
             part = skipping(target.model)
             name = f"{part.spec.num_layers} of {target.spec.num_layers} layers (experiment)"
-            return DraftProposer(name, part, part.spec, vocab_size, num_pages, page_size)
+            return DraftProposer(name, part, part.spec, vocab_size, num_pages, page_size, of_ops)
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from engine.events import NO_COST, StepCost
 from engine.speculation.proposer import Wanted
 from engine.speculation.verify import Proposal
 
@@ -73,6 +74,9 @@ class NgramProposer:
             if guesses:
                 found[request.request_id] = Proposal(guesses)
         return found
+
+    def take_cost(self) -> StepCost:
+        return NO_COST
 
     def forget(self, request_id: int) -> None:
         self._indexes.pop(request_id, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from engine.events import StepCost
 from engine.sampling import SamplerState
 from engine.scheduler import Request
 from engine.speculation.verify import Proposal
@@ -23,6 +24,10 @@ class Proposer(Protocol):
 
     def propose(self, wanted: Sequence[Wanted]) -> Mapping[int, Proposal]:
         """Request id -> at most ``most`` guesses; requests it has none for are left out."""
+        ...
+
+    def take_cost(self) -> StepCost:
+        """Bytes and operations that guessing took since the last call."""
         ...
 
     def forget(self, request_id: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
+from engine.events import StepCost
 from engine.reply import Accepted
 from engine.sampling import SamplerState
 from engine.scheduler import Item, Request, StepPlan
@@ -51,6 +52,9 @@ class Speculator:
 
     def proposal_for(self, item: Item) -> Proposal:
         return self._proposals.get(item.request.request_id, NO_PROPOSAL)
+
+    def take_cost(self) -> StepCost:
+        return self.proposer.take_cost()
 
     def observe(self, plan: StepPlan, accepted: Mapping[int, Accepted], seconds: float) -> None:
         """``plan`` ran in ``seconds``, guessing included. Steps with prefill say nothing about decoding."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,12 +16,13 @@ from tiny_models import make_model
 
 from engine.commands import Message
 from engine.engine import PAGE_SIZE, Engine
-from engine.events import Completion, Event, Finished, FinishReason, StepRecord, TokenDelta
+from engine.events import Completion, Event, Finished, FinishReason, Phase, StepRecord, TokenDelta
 from engine.model.load import LoadCancelled
 from engine.params import SamplingParams
 from engine.sampling import Row
 from engine.speculation.candidates import AS_LARGE, ITSELF, judged, why_not
 from engine.speculation.draft import DraftProposer, _Run
+from engine.speculation.layer_skip import kept_layers
 from engine.speculation.make import NO_DRAFT
 from engine.speculation.verify import Proposal
 
@@ -293,6 +295,25 @@ def test_records_count_compared_guesses_and_name_what_guessed(engine: Engine) ->
         assert record.num_drafted - record.num_accepted in (0, 1)  # nothing behind a rejected guess was compared
         assert record.num_new_tokens == record.num_accepted + 1 or record is records[-1]
         assert record.active_paths["speculation"].startswith("n-gram")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_guessing_reads_and_computes_is_counted(engine: Engine, kind: str) -> None:
+    """Three guesses by a model as large as the target read its weights three times more; copied ones cost nothing."""
+    wanted = {"ngram": 1.0, "draft": 4.0, "layer_skip": 1.0 + 3 * len(kept_layers(4)) / 4}[kind]
+
+    def decode_records() -> list[StepRecord]:
+        engine.submit(PROMPTS[3], replace(GREEDY, max_tokens=30))
+        events: list[Event] = []
+        while engine.has_work:
+            events += engine.step()
+        records = [event for event in events if isinstance(event, StepRecord)]
+        return [record for record in records if record.phase is Phase.DECODE]
+
+    plain = decode_records()[5].cost.weight_bytes
+    speculate(engine, kind, "3")
+    costs = [record.cost.weight_bytes for record in decode_records()[1:-2] if record.num_drafted]
+    assert statistics.median(costs) == pytest.approx(wanted * plain, rel=0.02 if kind != "layer_skip" else 0.2)
 
 
 def test_guesses_that_do_not_pay_end_and_the_records_say_so(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
