@@ -17,6 +17,7 @@ _SCHEMES = {
     "int4_g128": "int4 g128",
     "nf4": "NF4",
     "llm_int8": "LLM.int8",
+    "as_stored": "as stored",
 }
 _WIDEST = 420  # px
 

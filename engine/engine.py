@@ -183,6 +183,7 @@ class Engine:
             is_fallback=self._loaded.is_fallback,
             has_native_kernels=native.is_available(),
             has_bitsandbytes=find_spec("bitsandbytes") is not None,
+            not_stored_packed=self._loaded.not_stored_packed,
             no_draft="" if self._draft else NO_DRAFT,
         )
 

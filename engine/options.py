@@ -38,6 +38,7 @@ class Capabilities:
     is_fallback: bool = False  # the model runs through transformers
     has_native_kernels: bool = True  # the C kernels are built and this CPU runs them
     has_bitsandbytes: bool = True  # the package is installed
+    not_stored_packed: str = ""  # why the file's weights cannot be kept as they are; empty when they can
     no_draft: str = ""  # why no draft model can guess for this one; empty when one can
 
 
@@ -64,6 +65,10 @@ def _not_with_fallback(choice: str, capabilities: Capabilities) -> str | None:
 def _weights_can_be_held(choice: str, capabilities: Capabilities) -> str | None:
     if choice in ("nf4", "llm_int8") and not capabilities.has_bitsandbytes:
         return "bitsandbytes is not installed. Install it with pip to try this form of weights."
+    if choice == "as_stored" and not capabilities.is_fallback:
+        if not capabilities.has_native_kernels:
+            return "The C kernels are not built here, and torch has no products for a GGUF file's blocks."
+        return capabilities.not_stored_packed or None
     return _not_with_fallback(choice, capabilities)
 
 
@@ -154,6 +159,9 @@ OPTIONS: tuple[OptionEntry, ...] = (
                 "int4_g128", "int4, groups of 128", "scale and offset per 128 weights: 0.53 bytes per weight in all"
             ),
             Choice(
+                "as_stored", "as stored", "a GGUF file's own blocks: its bits and its values, nothing is rounded again"
+            ),
+            Choice(
                 "nf4",
                 "NF4",
                 "4 bits by bitsandbytes, meant for a GPU: a CPU unpacks the whole weight at each call",
@@ -168,7 +176,8 @@ OPTIONS: tuple[OptionEntry, ...] = (
             "Decoding one token reads every weight once and does two operations with each, so the reading is the cost. "
             "Weights in 8 or 4 bits are 4 to 6 times fewer bytes than fp32, and decode speeds up almost as much. "
             "The price is rounding: the text can differ from full precision; larger groups are fewer bytes and rounder weights. Prefill is "
-            "limited by arithmetic and gains little. NF4 and LLM.int8 are bitsandbytes' formats, meant for a GPU: on a CPU it "
+            "limited by arithmetic and gains little. A GGUF file comes rounded already: as stored, its blocks (Q4_0 to Q6_K) are multiplied "
+            "as they are, so that nothing is lost a second time. NF4 and LLM.int8 are bitsandbytes' formats, meant for a GPU: on a CPU it "
             "unpacks the whole weight at each call (LLM.int8's only without AVX-512), so they are many times slower than int4 here; a CPU "
             "without bf16 of its own multiplies the unpacked NF4 weights in fp32, which moves twice the bytes again. Head and embedding "
             "are int8 beside them (beside NF4 unless Sensitive layers is off)."

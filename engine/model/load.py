@@ -6,17 +6,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
 from engine.model.decoder import Decoder, DecoderWeights, LayerWeights
 from engine.model.spec import ModelSpec
-from engine.ops.cpu import CpuOps
+from engine.ops.cpu import CpuOps, native
 from engine.ops.interface import Model, Ops, Packed
 from engine.weights.balance import Half, balance_attention, balance_mlp
 from engine.weights.quantize import INT4_GROUPS
 from engine.weights.source import TokenizerFiles, UnsupportedArchitecture, WeightSource, open_source
+from engine.weights.stored import TYPES_OF_SCHEME, StoredRows
 
 if TYPE_CHECKING:
     from engine.text import TextCodec
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str, float], None]  # what is being done, and the share done, 0 to 1
 Cancelled = Callable[[], bool]
 Balance = Callable[[ModelSpec, str, Half], Half]
+Stored = tuple[StoredRows, ...]  # one matrix, one stretch of rows below the other
 
 
 class LoadCancelled(Exception):  # noqa: N818  (not an error: what the user asked for)
@@ -41,6 +43,7 @@ class LoadedModel:
     stored_format: str
     is_fallback: bool
     load_seconds: float
+    not_stored_packed: str = ""  # why ``weights=as_stored`` cannot hold this file; empty when it can
 
 
 def never_cancelled() -> bool:
@@ -65,9 +68,12 @@ class _Reader:
         if self._cancelled():
             raise LoadCancelled(name)
         tensor = self._source.read(name)
+        self._count()
+        return tensor
+
+    def _count(self) -> None:
         self._num_read += 1
         self._progress("Reading weights", min(1.0, self._num_read / len(self._names)))
-        return tensor
 
     def vector(self, name: str) -> Tensor:
         """A norm's multipliers or a bias, fp32; a copy, since a view would keep its whole file mapped."""
@@ -76,8 +82,34 @@ class _Reader:
     def vector_if(self, wanted: bool, name: str) -> Tensor | None:
         return self.vector(name) if wanted else None
 
-    def matrix(self, name: str, scheme: str, sensitive: bool = False) -> Packed:
-        return self.pack(self.tensor(name), None, scheme, sensitive)
+    def stored(self, scheme: str, *names: str) -> list[Stored] | None:
+        """The blocks of matrices as the file has them; None unless all are of types that ``scheme`` takes as they are."""
+        types = TYPES_OF_SCHEME.get(scheme)
+        if types is None or not self._ops.can_keep_stored:
+            return None
+        found = []
+        for name in names:
+            if self._cancelled():
+                raise LoadCancelled(name)
+            stored = self._source.read_stored(name, types)
+            if stored is None:
+                return None
+            found.append(stored)
+        for _ in names:
+            self._count()
+        return found
+
+    def matrix(self, name: str, scheme: str, bias: Tensor | None = None, sensitive: bool = False) -> Packed:
+        """Packed with ``scheme``: from the file's own blocks where these need no rounding for it, else from numbers."""
+        stored = self.stored(scheme, name)
+        if stored is not None:
+            return self.keep(stored[0], bias, scheme, sensitive)
+        if scheme == "as_stored":  # beside matrices that are kept there may be some of other forms
+            scheme = "none" if self._source.stores_numbers(name) else "int8"
+        return self.pack(self.tensor(name), bias, scheme, sensitive)
+
+    def keep(self, stored: Stored, bias: Tensor | None, scheme: str, sensitive: bool = False) -> Packed:
+        return self._ops.pack_stored(stored, bias, scheme, sensitive or self._keeps_activations)
 
     def pack(self, weight: Tensor, bias: Tensor | None, scheme: str, sensitive: bool = False) -> Packed:
         return self._ops.pack(weight, bias, scheme, sensitive or self._keeps_activations)
@@ -126,22 +158,14 @@ def _read_layer(reader: _Reader, spec: ModelSpec, prefix: str, scheme: str) -> L
     def vector_if(wanted: bool, name: str) -> Tensor | None:
         return reader.vector_if(wanted, f"{prefix}.{name}")
 
-    def half(norm: str, first: str, second: str, has_bias: bool, balance: Balance) -> Half:
-        first_matrix, second_matrix = reader.tensor(f"{prefix}.{first}"), reader.tensor(f"{prefix}.{second}")
-        bias = vector_if(has_bias, f"{first}_bias")
-        read = Half(reader.vector(f"{prefix}.{norm}"), first_matrix, bias, second_matrix)
-        if scheme == "none":
-            return read
-        return balance(spec, scheme, read._replace(first=first_matrix.float(), second=second_matrix.float()))
-
-    attention = half("attn_norm", "qkv", "attn_out", spec.qkv_bias, balance_attention)
     # Measured on the starter: of all activations rounded to 8 bits, QKV's and the head's cost the most accuracy,
     # and they are a sixth of the products.
-    qkv = reader.pack(attention.first, attention.bias, scheme, sensitive=True)
-    attn_out = reader.pack(attention.second, vector_if(spec.output_bias, "attn_out_bias"), scheme)
-    attn_norm = attention.norm
-    del attention  # its matrices are packed: the MLP's are the next to be unpacked
-    mlp = half("mlp_norm", "gate_up", "mlp_out", spec.mlp_bias, balance_mlp)
+    names = _HalfNames(f"{prefix}.attn_norm", f"{prefix}.qkv", f"{prefix}.attn_out")
+    biases = vector_if(spec.qkv_bias, "qkv_bias"), vector_if(spec.output_bias, "attn_out_bias")
+    attn_norm, qkv, attn_out = _read_half(reader, spec, scheme, names, biases, balance_attention, sensitive=True)
+    names = _HalfNames(f"{prefix}.mlp_norm", f"{prefix}.gate_up", f"{prefix}.mlp_out")
+    biases = vector_if(spec.mlp_bias, "gate_up_bias"), vector_if(spec.mlp_bias, "mlp_out_bias")
+    mlp_norm, gate_up, mlp_out = _read_half(reader, spec, scheme, names, biases, balance_mlp)
     return LayerWeights(
         attn_norm=attn_norm,
         qkv=qkv,
@@ -149,11 +173,41 @@ def _read_layer(reader: _Reader, spec: ModelSpec, prefix: str, scheme: str) -> L
         k_norm=vector_if(spec.qk_norm, "k_norm"),
         attn_out=attn_out,
         post_attn_norm=vector_if(spec.sandwich_norms, "post_attn_norm"),
-        mlp_norm=mlp.norm,
-        gate_up=reader.pack(mlp.first, mlp.bias, scheme),
-        mlp_out=reader.pack(mlp.second, vector_if(spec.mlp_bias, "mlp_out_bias"), scheme),
+        mlp_norm=mlp_norm,
+        gate_up=gate_up,
+        mlp_out=mlp_out,
         post_mlp_norm=vector_if(spec.sandwich_norms, "post_mlp_norm"),
     )
+
+
+class _HalfNames(NamedTuple):
+    norm: str
+    first: str
+    second: str
+
+
+def _read_half(
+    reader: _Reader,
+    spec: ModelSpec,
+    scheme: str,
+    names: _HalfNames,
+    biases: tuple[Tensor | None, Tensor | None],
+    balance: Balance,
+    sensitive: bool = False,
+) -> tuple[Tensor, Packed, Packed]:
+    """A norm and the two matrices behind it, packed; balanced where packing rounds them. sensitive: is the first one."""
+    norm = reader.vector(names.norm)
+    if scheme in ("none", "as_stored"):
+        first = reader.matrix(names.first, scheme, biases[0], sensitive)
+        return norm, first, reader.matrix(names.second, scheme, biases[1])
+    stored = reader.stored(scheme, names.first, names.second)
+    if stored is not None:
+        first = reader.keep(stored[0], biases[0], scheme, sensitive)
+        return norm, first, reader.keep(stored[1], biases[1], scheme)
+    half = Half(norm, reader.tensor(names.first).float(), biases[0], reader.tensor(names.second).float())
+    half = balance(spec, scheme, half)
+    first = reader.pack(half.first, half.bias, scheme, sensitive)
+    return half.norm, first, reader.pack(half.second, biases[1], scheme)
 
 
 def build_decoder(
@@ -175,8 +229,9 @@ def build_decoder(
 def _backends(weights: str) -> dict[bool, Ops]:
     """The fused and the plain backend of this machine; both read the same packed weights.
 
-    Products of full weights are torch's, those of NF4 and LLM.int8 bitsandbytes' on torch. Its threads and those of the C kernels, each waiting a moment for more work, would
-    take the cores from each other at every call, so beside such products everything runs on torch.
+    Products of full weights are torch's, those of NF4 and LLM.int8 bitsandbytes' on torch. Its threads and those of the C
+    kernels, each waiting a moment for more work, would take the cores from each other at every call, so beside such products
+    everything runs on torch.
     """
     use_native = False if weights in ("none", "nf4", "llm_int8") else None
     return {fused: CpuOps(fused, use_native) for fused in (True, False)}
@@ -209,6 +264,8 @@ def load_model(
         if is_gguf:  # transformers' own GGUF reader loses rotary settings and score caps: no way out
             raise
         return _load_fallback(path if path.is_dir() else path.parent, fused, progress, started)
+    if weights == "as_stored":
+        _require_stored(source, native.reason_unavailable())
     text = TextCodec.open(source.tokenizer_files, source.eos_token_ids, source.spec.vocab_size)
     model = build_decoder(
         source, _backends(weights), weights, fused, progress, cancelled, max_context, sensitive, activations
@@ -216,7 +273,18 @@ def load_model(
     seconds = time.perf_counter() - started
     # The window the loaded rotary tables serve, so that nobody above asks for more.
     spec = replace(model.spec, max_position=model.max_context)
-    return LoadedModel(spec, model, text, spec.name or path.stem, source.stored_format, False, seconds)
+    name, kept = spec.name or path.stem, source.not_stored_packed
+    return LoadedModel(spec, model, text, name, source.stored_format, False, seconds, kept)
+
+
+def _require_stored(source: WeightSource, no_kernels: str | None) -> None:
+    """ValueError when the weights cannot be kept as they are stored."""
+    if source.not_stored_packed:
+        raise ValueError(f"{source.not_stored_packed} Choose another form of weights, such as weights=int4.")
+    if no_kernels is not None:
+        raise ValueError(
+            f"Stored blocks need the C kernels to be multiplied as they are ({no_kernels}). Choose weights=int4 instead."
+        )
 
 
 def _load_fallback(folder: Path, fused: bool, progress: Progress, started: float) -> LoadedModel:

@@ -17,13 +17,14 @@ from engine.kv.codec import ChannelScales
 if TYPE_CHECKING:
     from engine.model.decoder import DecoderWeights
     from engine.model.spec import ModelSpec
+    from engine.weights.stored import StoredRows
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
     """A weight matrix [out_features, in_features] as one backend keeps it.
 
-    scheme: "none", "int8", or an int4 one of engine/weights/quantize.py. data: the backend's tensors. bias: [out_features] or None.
+    scheme: "none", "int8", an int4 one of engine/weights/quantize.py, "nf4", "llm_int8", or "as_stored". data: the backend's tensors. bias: [out_features] or None.
     num_bytes: bytes read when every weight is read once (data and bias).
     path: the product that really runs, for the panel, e.g. "int4: torch packed product, bf16 activations".
     num_passes: how often a row is multiplied: twice where its activations keep 16 bits as two halves of 8.
@@ -92,6 +93,11 @@ class Ops(Protocol):
 
     name: str  # "reference" or "cpu"
 
+    @property
+    def can_keep_stored(self) -> bool:
+        """Whether there are products for GGUF's blocks."""
+        ...
+
     def with_attention(self, fused: bool) -> Ops:
         """The same operations and buffers with fused or with plain attention; of a backend that has but one, itself."""
         ...
@@ -120,6 +126,15 @@ class Ops(Protocol):
         """Quantize and lay out ``weight`` [out, in] (any float dtype).
 
         sensitive: much hangs on this matrix's products; a backend that rounds activations to 8 bits keeps 16 for it.
+        """
+        ...
+
+    def pack_stored(
+        self, stored: Sequence[StoredRows], bias: Tensor | None, scheme: str, sensitive: bool = False
+    ) -> Packed:
+        """Lay out a matrix at the bits and values its file stores it with. scheme: "as_stored", or the one that it is exactly.
+
+        Only where ``can_keep_stored``.
         """
         ...
 

@@ -23,12 +23,14 @@ from engine.weights.quantize import (
 if TYPE_CHECKING:
     from engine.model.decoder import DecoderWeights
     from engine.model.spec import ModelSpec
+    from engine.weights.stored import StoredRows
 
 
 class ReferenceOps:
     """Plain torch on any device; sums in fp32 whatever the activations' dtype."""
 
     name = "reference"
+    can_keep_stored = False
 
     def with_attention(self, fused: bool) -> ReferenceOps:
         return self
@@ -51,6 +53,11 @@ class ReferenceOps:
     def pack(self, weight: Tensor, bias: Tensor | None, scheme: str, sensitive: bool = False) -> Packed:
         """ValueError for a scheme that is none of "none", "int8" and the int4 ones."""
         return pack_reference(weight, bias, scheme)
+
+    def pack_stored(
+        self, stored: Sequence[StoredRows], bias: Tensor | None, scheme: str, sensitive: bool = False
+    ) -> Packed:
+        raise AssertionError("the reference keeps weights as plain numbers")
 
     def unpack(self, packed: Packed) -> Tensor:
         return unpack_reference(packed)

@@ -19,12 +19,17 @@ from engine.weights.canonical import Naming, layout, stacked
 from engine.weights.ggml_types import block_of, can_dequantize, dequantize_rows, file_type_name
 from engine.weights.gguf_header import GgufHeader, TensorInfo, read_header
 from engine.weights.source import TokenizerFiles, UnsupportedArchitecture
+from engine.weights.stored import KEPT_TYPES, StoredRows
 from engine.weights.stream import check_finite, read_exactly
 
 # Dequantized at a time. Below torch's threshold for starting threads, whose barriers stall when other programs are busy.
 SLICE_WEIGHTS = (1 << 15) - 1
 _HALVES: Mapping[int, torch.dtype] = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 _Q8_0 = 8
+_NOTHING_KEPT = (
+    "This file stores its weights in a form that no product here takes as it is. "
+    "Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K can be kept."
+)
 
 NAMING = Naming(
     top={"embed": "token_embd.weight", "head": "output.weight", "final_norm": "output_norm.weight"},
@@ -70,6 +75,8 @@ class GgufSource:
         self._permuted = permutes_q_and_k(header.metadata)
         self.eos_token_ids = eos_token_ids(header.metadata)
         self.tokenizer_files = TokenizerFiles("gguf", metadata=header.metadata)
+        is_kept = any(self._types_of(name) <= KEPT_TYPES for name in self._layout)
+        self.not_stored_packed = "" if is_kept else _NOTHING_KEPT
         self.stored_format = f"GGUF {_format_name(header)}"
 
     def names(self) -> frozenset[str]:
@@ -86,6 +93,35 @@ class GgufSource:
         if self._permuted and name.rpartition(".")[2] in ("qkv", "qkv_bias"):
             self._undo_interleaving(out[: self.spec.q_size + self.spec.kv_size])
         return out
+
+    def read_stored(self, name: str, types: frozenset[int]) -> tuple[StoredRows, ...] | None:
+        pieces = self._layout[name]
+        if not self._types_of(name) <= types:
+            return None
+        stored, row = [], 0
+        num_turned = self.spec.q_size + self.spec.kv_size if self._permuted and name.endswith(".qkv") else 0
+        with self._path.open("rb") as file:
+            for piece in pieces:
+                rows = self._read_blocks(file, self._tensors[piece.stored])
+                self._undo_interleaving(rows.blocks[: max(0, num_turned - row)])
+                stored.append(rows)
+                row += piece.shape[0]
+        return tuple(stored)
+
+    def stores_numbers(self, name: str) -> bool:
+        return self._types_of(name) <= _HALVES.keys()
+
+    def _types_of(self, name: str) -> set[int]:
+        return {self._tensors[piece.stored].ggml_type for piece in self._layout[name]}
+
+    def _read_blocks(self, file: BinaryIO, info: TensorInfo) -> StoredRows:
+        block = block_of(info.ggml_type)
+        assert block is not None  # the header was checked
+        num_rows, columns = info.shape
+        blocks = torch.empty(num_rows, columns // block.elements * block.bytes, dtype=torch.uint8)
+        file.seek(info.offset)
+        read_exactly(file, blocks.numpy().data.cast("B"), self._path.name, info.name)
+        return StoredRows(info.ggml_type, block.name, columns, blocks)
 
     def _vector(self, name: str) -> tuple[float, ...]:
         """A small tensor of the file (rope_freqs and its kin) as numbers."""

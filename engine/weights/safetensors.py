@@ -86,6 +86,9 @@ class SafetensorsSource:
         self.tokenizer_files = TokenizerFiles("hf", folder=folder)
         stored = self._layout["embed"][0].stored
         method = quantization["quant_method"] if self._quantized else _DTYPES[self._tensors[stored].dtype]
+        self.not_stored_packed = (
+            "This model is a safetensors folder. Only GGUF files store weights in blocks that can be kept."
+        )
         self.stored_format = f"safetensors {str(method).removeprefix('torch.')}"
 
     def names(self) -> frozenset[str]:
@@ -102,6 +105,12 @@ class SafetensorsSource:
             return out
         # Gemma stores its norms as the distance from 1.
         return out.float() + 1 if self._is_gemma else out.float()
+
+    def read_stored(self, name: str, types: frozenset[int]) -> None:
+        """Nothing: safetensors hold numbers, or forms that only their own kernels multiply."""
+
+    def stores_numbers(self, name: str) -> bool:
+        return not any(piece.stored in self._quantized for piece in self._layout[name])
 
     def _prefix_and_head(self) -> tuple[str, str]:
         for prefix in _PREFIXES:

@@ -18,6 +18,8 @@ from engine.model.spec import ModelSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from engine.weights.stored import StoredRows
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
@@ -36,11 +38,13 @@ class WeightSource(Protocol):
     """An opened model: its shape, and its tensors on request.
 
     stored_format: for people, e.g. "GGUF Q4_1" or "safetensors bfloat16".
+    not_stored_packed: why no matrix can be kept as it is stored, a sentence; empty when some can.
     eos_token_ids: every token that ends a text, the union of all places that name one.
     """
 
     spec: ModelSpec
     stored_format: str
+    not_stored_packed: str
     tokenizer_files: TokenizerFiles
     eos_token_ids: frozenset[int]
 
@@ -54,6 +58,17 @@ class WeightSource(Protocol):
         GGUF gives fp32; safetensors gives the stored float dtype, norms in fp32.
         ValueError when its weights are not finite numbers or the file ends early.
         """
+        ...
+
+    def read_stored(self, name: str, types: frozenset[int]) -> tuple[StoredRows, ...] | None:
+        """The blocks of one canonical matrix as the file stores them, rows in the order of ``read``.
+
+        None when some of it is of another ggml type than ``types``. ValueError when the file ends early.
+        """
+        ...
+
+    def stores_numbers(self, name: str) -> bool:
+        """Whether a matrix is stored as plain fp32, fp16 or bf16."""
         ...
 
 

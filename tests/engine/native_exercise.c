@@ -1,11 +1,13 @@
 /* Odd shapes through attention and the operations between the products, on heap blocks of exactly the right size, for a
  * library built with sanitizers. Prints how many calls it made. */
 #include "attention.h"
+#include "linear.h"
 #include "pointwise.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 int64_t rl_set_isa(int64_t isa);
 int64_t rl_set_threads(int64_t num_threads);
@@ -14,6 +16,16 @@ int64_t rl_rope_and_write_kv(const rl_rope *args);
 int64_t rl_gated_activation(const rl_gate *args);
 int64_t rl_attention_workspace(const rl_attention *args);
 int64_t rl_paged_attention(const rl_attention *args);
+
+int64_t rl_linear(int64_t kind, const uint8_t *weights, int64_t out_features, int64_t in_features, const float *x,
+                  int64_t num_rows, const float *bias, const float *residual, float *out);
+int64_t rl_packed_bytes(int64_t kind, int64_t out_features, int64_t in_features);
+int64_t rl_pack(int64_t kind, const float *weights, int64_t out_features, int64_t in_features, int64_t search, uint8_t *packed);
+int64_t rl_rows(int64_t kind, const uint8_t *packed, int64_t in_features, const int64_t *ids, int64_t num_rows, float *out);
+int64_t rl_stored_kind(int64_t type);
+int64_t rl_repack(int64_t type, const uint8_t *stored, int64_t num_rows, int64_t in_features, int64_t first_row,
+                  uint8_t *packed);
+int64_t rl_dequantize(int64_t type, const uint8_t *blocks, int64_t num_blocks, float *out);
 
 static int num_calls;
 
@@ -42,6 +54,56 @@ static void pointwise(int64_t rows, int64_t size) {
         must(rl_gated_activation(&gate));
     }
     free(x), free(weight), free(out), free(gate_up);
+}
+
+static void multiply(int64_t kind, const uint8_t *weights, int64_t out_features, int64_t in_features, int64_t rows) {
+    float *x = floats(rows * in_features), *out = floats(rows * out_features), *bias = floats(out_features);
+    must(rl_linear(kind, weights, out_features, in_features, x, rows, bias, out, out));
+    must(rl_linear(kind | RL_PRECISE, weights, out_features, in_features, x, rows, NULL, NULL, out));
+    free(x), free(out), free(bias);
+}
+
+/* Weights packed from numbers. */
+static void packed(int64_t kind, int64_t out_features, int64_t in_features, int64_t rows) {
+    float *weights = floats(out_features * in_features), *back = floats(out_features * in_features);
+    uint8_t *bytes = aligned_alloc(64, (size_t)(rl_packed_bytes(kind, out_features, in_features) + 63) / 64 * 64);
+    must(rl_pack(kind, weights, out_features, in_features, rows % 2, bytes));
+    must(rl_rows(kind, bytes, in_features, NULL, out_features, back));
+    multiply(kind, bytes, out_features, in_features, rows);
+    free(weights), free(back), free(bytes);
+}
+
+/* Two stretches of GGUF blocks, as one matrix. Every byte of a block but its scales may be anything. */
+static void stored(const int64_t types[2], int64_t out_features, int64_t in_features, int64_t rows) {
+    static const int64_t block_bytes[] = {0, 0, 18, 20, 0, 0, 22, 24, 34, 0, 0, 0, 144, 176, 210};
+    rl_parts parts = {2, {{0}}};
+    uint8_t *packed[2];
+    for (int i = 0; i < 2; i++) {
+        int64_t type = types[i], per_block = type >= 12 ? 256 : 32, blocks = out_features * in_features / per_block;
+        uint8_t *bytes = malloc((size_t)(blocks * block_bytes[type]));
+        for (int64_t j = 0; j < blocks * block_bytes[type]; j++)
+            bytes[j] = (uint8_t)(j * 7919 % 251 & 0x3b); /* no fp16 of them is infinite */
+        float *numbers = floats(out_features * in_features);
+        must(rl_dequantize(type, bytes, blocks, numbers));
+        int64_t kind = rl_stored_kind(type), size = rl_packed_bytes(kind, out_features, in_features);
+        packed[i] = aligned_alloc(64, (size_t)(size + 63) / 64 * 64);
+        memset(packed[i], 0, (size_t)size);
+        must(rl_repack(type, bytes, out_features - 1, in_features, 1, packed[i]));
+        must(rl_rows(kind, packed[i], in_features, NULL, out_features, numbers));
+        parts.part[i].kind = kind, parts.part[i].out_features = out_features, parts.part[i].weights = packed[i];
+        free(bytes), free(numbers);
+    }
+    multiply(RL_PARTS, (const uint8_t *)&parts, 2 * out_features, in_features, rows);
+    free(packed[0]), free(packed[1]);
+}
+
+static void products(int64_t rows) {
+    const int64_t kinds[] = {RL_INT4, RL_INT4_G64, RL_INT4_G128, RL_INT8};
+    const int64_t types[][2] = {{2, 3}, {6, 7}, {8, 12}, {13, 14}};
+    for (int i = 0; i < 4; i++) {
+        packed(kinds[i], 1 + 11 * rows, 65 + rows, rows);
+        stored(types[i], 1 + 11 * rows, 256, rows);
+    }
 }
 
 /* Two texts: one decodes at ``context``, one adds ``count`` rows; first their rows are written to the cache. */
@@ -84,11 +146,13 @@ static void attention(int64_t head_dim, int64_t group, int64_t kv_type, int64_t 
 
 int main(void) {
     const int64_t head_dims[] = {4, 33, 64, 80}, contexts[] = {1, 15, 129, 400}, sizes[] = {1, 17, 70, 576};
-    for (int64_t isa = RL_AVX2; isa <= RL_AVX512; isa++) {
+    for (int64_t isa = RL_AVX2; isa <= RL_AVX512VNNI; isa++) {
         if (rl_set_isa(isa) < 0)
             continue;
         for (int64_t threads = 1; threads <= 3; threads += 2) {
             rl_set_threads(threads);
+            for (int64_t rows = 1; rows <= 14; rows++)
+                products(rows);
             for (int i = 0; i < 4; i++) {
                 pointwise(1 + 40 * i, sizes[i]);
                 for (int64_t kv_type = RL_FP32; kv_type <= RL_FP16; kv_type++)

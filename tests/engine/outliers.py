@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.model.spec import ModelSpec
 from engine.weights.source import WeightSource
+from engine.weights.stored import StoredRows
 
 SIZE = 50.0
 Change = Callable[[ModelSpec, str, Tensor], Tensor]  # spec, the tensor's name without its layer, the tensor (a copy)
@@ -27,6 +28,10 @@ class Changed:
 
     def names(self) -> frozenset[str]:
         return self._source.names()
+
+    def read_stored(self, name: str, types: frozenset[int]) -> tuple[StoredRows, ...] | None:
+        """What is changed is no longer as it was stored."""
+        return None if name.startswith("layers.") else self._source.read_stored(name, types)
 
     def read(self, name: str) -> Tensor:
         tensor = self._source.read(name)

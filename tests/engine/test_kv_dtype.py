@@ -234,10 +234,17 @@ class WithOutliers:
     def __init__(self, path: Path) -> None:
         self._source = open_source(path)
         self.spec, self.stored_format = self._source.spec, self._source.stored_format
+        self.not_stored_packed = "The blocks of the file are not those of this model."
         self.tokenizer_files, self.eos_token_ids = self._source.tokenizer_files, self._source.eos_token_ids
 
     def names(self) -> frozenset[str]:
         return self._source.names()
+
+    def read_stored(self, name: str, types: frozenset[int]) -> None:
+        """What is changed is no longer as it was stored."""
+
+    def stores_numbers(self, name: str) -> bool:
+        return False
 
     def read(self, name: str) -> Tensor:
         weight, spec = self._source.read(name), self.spec

@@ -1,4 +1,4 @@
-"""Attention and the operations between the products under AddressSanitizer and UndefinedBehaviorSanitizer."""
+"""Products, attention and the operations between them under AddressSanitizer and UndefinedBehaviorSanitizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import pytest
 from engine.ops.cpu.native import build
 
 COMPILER = build.find_compiler()
-_SOURCES = ("attention", "attention_isa", "pointwise", "pointwise_isa", "pool", "dispatch")
+_SOURCES = (
+    "attention", "attention_isa", "pointwise", "pointwise_isa", "pool", "dispatch",
+    "linear", "linear_isa", "packing", "stored", "dequantize",
+)  # fmt: skip
 _FLAGS = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
@@ -19,7 +22,7 @@ _FLAGS = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=al
 @pytest.mark.skipif(
     COMPILER is None or not sys.platform.startswith("linux"), reason="needs a Linux compiler's sanitizers"
 )
-def test_sanitizers_find_nothing_between_the_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sanitizers_find_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert COMPILER is not None
     monkeypatch.setattr(build, "sources", lambda: [build.FOLDER / f"{name}.c" for name in _SOURCES])
     library, program = tmp_path / build.library_name(), tmp_path / "exercise"

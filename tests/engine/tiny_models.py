@@ -276,6 +276,7 @@ class StateDictSource:
     """The WeightSource interface over a transformers model's own tensors."""
 
     stored_format = "in memory"
+    not_stored_packed = "They are plain numbers."
 
     def __init__(self, spec: ModelSpec, state: Mapping[str, Tensor]) -> None:
         self.spec = spec
@@ -286,6 +287,12 @@ class StateDictSource:
 
     def read(self, name: str) -> Tensor:
         return self._tensors[name].clone()
+
+    def read_stored(self, name: str, types: frozenset[int]) -> None:
+        """They are plain numbers."""
+
+    def stores_numbers(self, name: str) -> bool:
+        return True
 
 
 _PLAIN = {"attn_norm": "input_layernorm", "attn_out": "self_attn.o_proj", "mlp_out": "mlp.down_proj"}

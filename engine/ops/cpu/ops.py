@@ -14,6 +14,7 @@ from engine.ops.cpu import bitsandbytes_products, native, packing
 from engine.ops.cpu.attention import PagedAttention
 from engine.ops.cpu.dense_dtype import dense_dtype, dtype_name
 from engine.ops.cpu.native import kernels
+from engine.ops.cpu.native import stored as native_stored
 from engine.ops.cpu.native.layers import NativeLayers
 from engine.ops.cpu.native.linear import NativePacked
 from engine.ops.cpu.pointwise import Norms, Rotations, gated_mlp_activation
@@ -24,6 +25,7 @@ from engine.ops.interface import AttentionParams, Packed, Span
 if TYPE_CHECKING:
     from engine.model.decoder import DecoderWeights
     from engine.model.spec import ModelSpec
+    from engine.weights.stored import StoredRows
 
 NUM_REFINED = 32  # logits per row that the head computes exactly
 
@@ -101,6 +103,16 @@ class CpuOps:
 
     def pack(self, weight: Tensor, bias: Tensor | None, scheme: str, sensitive: bool = False) -> Packed:
         return packing.pack(weight, bias, scheme, self.use_native, sensitive)
+
+    @property
+    def can_keep_stored(self) -> bool:
+        return self.use_native
+
+    def pack_stored(
+        self, stored: Sequence[StoredRows], bias: Tensor | None, scheme: str, sensitive: bool = False
+    ) -> Packed:
+        assert self.can_keep_stored
+        return native_stored.pack(stored, bias, scheme, sensitive)
 
     def unpack(self, packed: Packed) -> Tensor:
         return packing.unpack(packed)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.ops.cpu import native
 
-GGML_TYPES = frozenset((2, 3, 8, 12, 13, 14))  # Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K
+GGML_TYPES = frozenset((2, 3, 6, 7, 8, 12, 13, 14))  # Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K
 
 
 @cache

@@ -68,36 +68,77 @@ static void quantize_piece(void *arg, int64_t row) {
 }
 
 /* Blocks are dealt out in pieces, the first num_large of ``large`` blocks, the others of ``small``: a thread that is done waits
- * for the others no longer than for a small one. */
+ * for the others no longer than for a small one. Blocks are counted through all parts of the matrix. */
 typedef struct {
-    rl_product product;
-    int64_t num_blocks, large, num_large, small, rows_per_tile;
+    rl_product parts[RL_MOST_PARTS];
+    int64_t num_parts, num_blocks, large, num_large, small, rows_per_tile;
     void (*tile)(const rl_product *, int64_t, int64_t, int64_t, int64_t);
 } product_job;
 
 static int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
 
+static void multiply_blocks(const product_job *job, const rl_product *part, int64_t first, int64_t last) {
+    for (int64_t row = 0; row < part->num_rows; row += job->rows_per_tile) {
+        int64_t end = clamp(row + job->rows_per_tile, row, part->num_rows);
+        job->tile(part, first, last, row, end);
+    }
+}
+
 static void product_piece(void *arg, int64_t piece) {
     product_job *job = arg;
     int64_t behind = piece - job->num_large;
     int64_t first = behind < 0 ? piece * job->large : job->num_large * job->large + behind * job->small;
-    int64_t last = clamp(first + (behind < 0 ? job->large : job->small), first, job->num_blocks);
-    for (int64_t row = 0; row < job->product.num_rows; row += job->rows_per_tile) {
-        int64_t end = clamp(row + job->rows_per_tile, row, job->product.num_rows);
-        job->tile(&job->product, first, last, row, end);
+    int64_t last = clamp(first + (behind < 0 ? job->large : job->small), first, job->num_blocks), start = 0;
+    for (int64_t i = 0; i < job->num_parts; i++) {
+        int64_t blocks = rl_num_blocks(job->parts[i].out_features);
+        int64_t from = clamp(first - start, 0, blocks), to = clamp(last - start, 0, blocks);
+        if (from < to)
+            multiply_blocks(job, &job->parts[i], from, to);
+        start += blocks;
     }
 }
 
 /* Choose the sizes of the pieces; their number. */
-static int64_t deal_blocks(product_job *job) {
+static int64_t deal_blocks(product_job *job, int64_t block_bytes) {
     int64_t threads = rl_pool_threads(), num_blocks = job->num_blocks;
     int64_t fair = clamp(num_blocks / (threads * PIECES_PER_THREAD), 1, num_blocks);
-    job->large = clamp(PIECE_BYTES / job->product.block_bytes, 1, fair);
+    job->large = clamp(PIECE_BYTES / block_bytes, 1, fair);
     job->small = threads > 1 ? (job->large + 2) / 3 : job->large;
     int64_t at_the_end = threads > 1 ? clamp(threads * job->large, 0, num_blocks) : 0;
     job->num_large = (num_blocks - at_the_end) / job->large;
     int64_t left = num_blocks - job->num_large * job->large;
     return job->num_large + (left + job->small - 1) / job->small;
+}
+
+/* Fill in ``job``'s parts, each a product of its own rows of weights; how many pieces of work they make. */
+static int64_t cut(product_job *job, const rl_product *whole, const rl_parts *parts) {
+    int64_t most_bytes = 0, column = 0;
+    job->num_parts = parts->count;
+    for (int64_t i = 0; i < parts->count; i++) {
+        rl_product *part = &job->parts[i];
+        *part = *whole;
+        part->kind = parts->part[i].kind;
+        part->out_features = parts->part[i].out_features;
+        part->weights = parts->part[i].weights;
+        part->block_bytes = rl_block_bytes(part->kind, part->num_groups);
+        part->bias = whole->bias ? whole->bias + column : NULL;
+        most_bytes = part->block_bytes > most_bytes ? part->block_bytes : most_bytes;
+        job->num_blocks += rl_num_blocks(part->out_features);
+        column += part->out_features;
+    }
+    return deal_blocks(job, most_bytes);
+}
+
+/* Let the job work on rows of the result from ``out`` and ``residual`` on. */
+static void turn_to(product_job *job, int64_t num_rows, float *out, const float *residual) {
+    int64_t column = 0;
+    for (int64_t i = 0; i < job->num_parts; i++) {
+        rl_product *part = &job->parts[i];
+        part->num_rows = num_rows;
+        part->out = out + column;
+        part->residual = residual ? residual + column : NULL;
+        column += part->out_features;
+    }
 }
 
 static void quantize(const float *x, int64_t num_rows, int64_t in_features, int64_t halves, uint8_t *rows) {
@@ -122,20 +163,16 @@ RL_API int64_t rl_linear(int64_t kind, const uint8_t *weights, int64_t out_featu
     if (!rows)
         return -1;
     int64_t used = num_groups * (RL_GROUP + 8); /* of an activation row, by most products */
-    product_job job = {
-        .product = {kind, out_features, in_features, num_groups, rl_block_bytes(kind, num_groups), weights, rows, row_bytes,
-                    0, halves, bias, residual, out},
-        .num_blocks = rl_num_blocks(out_features),
-        .rows_per_tile = clamp(TILE_BYTES / used / 8, 1, 1 << 20) * 8,
-        .tile = RL_PICK(rl_product_tile),
-    };
-    int64_t num_pieces = deal_blocks(&job);
+    rl_product whole = {.in_features = in_features, .num_groups = num_groups, .rows = rows, .row_bytes = row_bytes,
+                        .halves = halves, .bias = bias, .out_stride = out_features};
+    rl_parts one = {1, {{kind, out_features, weights}}};
+    const rl_parts *parts = kind == RL_PARTS ? (const rl_parts *)(const void *)weights : &one;
+    product_job job = {.rows_per_tile = clamp(TILE_BYTES / used / 8, 1, 1 << 20) * 8, .tile = RL_PICK(rl_product_tile)};
+    int64_t num_pieces = cut(&job, &whole, parts);
     for (int64_t first = 0; first < num_rows; first += most) {
         int64_t count = clamp(num_rows - first, 0, most);
         quantize(x + first * in_features, count, in_features, halves, rows);
-        job.product.num_rows = count * (1 + halves);
-        job.product.out = out + first * out_features;
-        job.product.residual = residual ? residual + first * out_features : NULL;
+        turn_to(&job, count * (1 + halves), out + first * out_features, residual ? residual + first * out_features : NULL);
         rl_pool_run(product_piece, &job, num_pieces);
     }
     give_scratch(rows, is_kept);

@@ -7,7 +7,7 @@ result is the same alone and in a batch. The layout is described in linear.h.
 from __future__ import annotations
 
 from ctypes import c_int64, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from engine.weights.quantize import INT4_GROUPS, has_short_grids
 
 SCHEMES = {"int4": 4, "int4_g64": 5, "int4_g128": 6, "int8": 8}  # scheme -> enum rl_kind
 _PRECISE = 64  # RL_PRECISE of linear.h
+DAMAGED = "A weight matrix holds NaN or infinite values. The model file is damaged; download it again."
 _arena = Arena()
 
 
@@ -33,8 +34,10 @@ class NativePacked(Packed):
 
     kind: int
     product_kind: int
-    weights: int  # address of data[0]
+    weights: int  # address of data[0], or of a table of the parts
     bias_address: int | None
+    parts: tuple[NativePacked, ...] = ()  # where stretches of rows are packed in different ways: each of them
+    table: object = None  # kept alive with the parts
 
     @property
     def num_passes(self) -> int:
@@ -64,30 +67,45 @@ def pack(weight: Tensor, bias: Tensor | None, scheme: str, sensitive: bool = Fal
     weight = weight.float().contiguous()
     out_features, in_features = weight.shape
     kind = SCHEMES[scheme]
-    packed = _arena.new(_entry("rl_packed_bytes")(kind, out_features, in_features))
+    packed = new_packed(kind, out_features, in_features)
     search = scheme in INT4_GROUPS and has_short_grids(weight, INT4_GROUPS[scheme])
     if _entry("rl_pack")(kind, weight.data_ptr(), out_features, in_features, int(search), packed.data_ptr()) < 0:
-        raise ValueError("A weight matrix holds NaN or infinite values. The model file is damaged; download it again.")
-    bias = None if bias is None else bias.float().contiguous()
-    num_bytes = packed.nbytes + (0 if bias is None else bias.nbytes)
-    bias_address = None if bias is None else bias.data_ptr()
-    return NativePacked(
+        raise ValueError(DAMAGED)
+    matrix = NativePacked(
         scheme,
         out_features,
         in_features,
         (packed,),
-        bias,
-        num_bytes,
+        None,
+        packed.nbytes,
         path(scheme, sensitive),
         kind,
-        kind | (_PRECISE if sensitive else 0),
+        kind,
         packed.data_ptr(),
-        bias_address,
+        None,
     )
+    return complete(matrix, bias, sensitive)
+
+
+def new_packed(kind: int, out_features: int, in_features: int) -> Tensor:
+    """Uninitialized room for a matrix of this kind (enum rl_kind)."""
+    return _arena.new(_entry("rl_packed_bytes")(kind, out_features, in_features))
+
+
+def complete(packed: NativePacked, bias: Tensor | None, sensitive: bool) -> NativePacked:
+    """``packed`` with the bias its products add, and its activations in 16 bits where they are sensitive."""
+    kind = packed.kind | (_PRECISE if sensitive else 0)
+    if bias is None:
+        return replace(packed, product_kind=kind)
+    bias = bias.float().contiguous()
+    num_bytes = packed.num_bytes + bias.nbytes
+    return replace(packed, product_kind=kind, bias=bias, bias_address=bias.data_ptr(), num_bytes=num_bytes)
 
 
 def unpack(packed: NativePacked) -> Tensor:
     """The weights that ``packed`` stands for, fp32 [out, in]."""
+    if packed.parts:
+        return torch.cat([unpack(part) for part in packed.parts])
     out = torch.empty(packed.out_features, packed.in_features)
     _entry("rl_rows")(packed.kind, packed.weights, packed.in_features, None, packed.out_features, out.data_ptr())
     return out
@@ -100,6 +118,13 @@ def rows(packed: NativePacked, ids: Tensor) -> Tensor:
     if values and not (min(values) >= 0 and max(values) < packed.out_features):
         raise ValueError(f"Row ids must be between 0 and {packed.out_features - 1}.")
     out = torch.empty(ids.shape[0], packed.in_features)
+    if packed.parts:
+        first = 0
+        for part in packed.parts:
+            its = (ids >= first) & (ids < first + part.out_features)
+            out[its] = rows(part, ids[its] - first)
+            first += part.out_features
+        return out
     _entry("rl_rows")(packed.kind, packed.weights, packed.in_features, ids.data_ptr(), ids.shape[0], out.data_ptr())
     return out
 

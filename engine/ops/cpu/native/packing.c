@@ -137,24 +137,37 @@ RL_API int64_t rl_pack(int64_t kind, const float *weights, int64_t out_features,
     return atomic_load(&job.has_bad) ? -1 : 0;
 }
 
-/* The scale and minimum of a group in lane ``lane`` of its block. */
-AVX2 static void scale_of(int64_t kind, const uint8_t *block, int lane, int64_t num_groups, int64_t group, float *scale,
-                          float *minimum) {
+/* Scale and minimum of each half of a group in lane ``lane`` of its block, with the arithmetic of GGUF's own decoders. */
+AVX2 static void scales_of(int64_t kind, const uint8_t *block, int lane, int64_t num_groups, int64_t group, float *scale,
+                           float *minimum) {
     const uint8_t *header = kind == RL_INT8
                                 ? block + num_groups * RL_INT8_GROUP_BYTES + group * RL_BLOCK_ROWS * 2
                                 : block + rl_header_at(kind, group);
+    const uint8_t *factors = header + 64 + 32 * (group % rl_header_groups(kind)) + lane;
     uint16_t halves[2] = {0, 0};
     memcpy(&halves[0], header + 2 * lane, 2);
-    if (kind != RL_INT8)
+    if (kind != RL_INT8 && kind != RL_Q6_K)
         memcpy(&halves[1], header + 32 + 2 * lane, 2);
-    *scale = float_from_half(halves[0]), *minimum = float_from_half(halves[1]);
+    scale[0] = scale[1] = float_from_half(halves[0]), *minimum = float_from_half(halves[1]);
+    if (kind == RL_Q6_K) {
+        scale[0] *= (float)(int8_t)factors[0];
+        scale[1] *= (float)(int8_t)factors[16];
+    } else if (kind == RL_Q4_K || kind == RL_Q5_K) {
+        scale[0] = scale[1] *= (float)factors[0];
+        *minimum = -(*minimum * (float)factors[16]);
+    }
 }
 
 AVX2 static float value_at(int64_t kind, const uint8_t *values, int lane, int i) {
     if (kind == RL_INT8)
         return (float)(int8_t)values[64 * (i / 4) + 4 * lane + i % 4];
-    uint8_t both = values[64 * (i % 16 / 4) + 4 * lane + i % 4];
-    return (float)(i < 16 ? both & 15 : both >> 4);
+    const int half = i / 16, line = i % 16 / 4, at = 4 * lane + i % 4;
+    int value = values[64 * line + at] >> 4 * half & 15;
+    if (rl_bits(kind) == 5)
+        value |= (values[256 + at] >> (4 * half + line) & 1) << 4;
+    if (rl_bits(kind) == 6)
+        value = (value | (values[256 + 64 * half + at] >> 2 * line & 3) << 4) - 32;
+    return (float)value;
 }
 
 AVX2 static void unpack_row(int64_t kind, const uint8_t *block, int lane, int64_t in_features, float *out) {
@@ -162,10 +175,10 @@ AVX2 static void unpack_row(int64_t kind, const uint8_t *block, int lane, int64_
     for (int64_t group = 0; group < num_groups; group++) {
         int64_t left = in_features - group * RL_GROUP, count = left < RL_GROUP ? left : RL_GROUP;
         const uint8_t *values = block + rl_values_at(kind, group);
-        float scale, minimum;
-        scale_of(kind, block, lane, num_groups, group, &scale, &minimum);
+        float scale[2], minimum;
+        scales_of(kind, block, lane, num_groups, group, scale, &minimum);
         for (int i = 0; i < count; i++)
-            out[group * RL_GROUP + i] = value_at(kind, values, lane, i) * scale + minimum;
+            out[group * RL_GROUP + i] = value_at(kind, values, lane, i) * scale[i / 16] + minimum;
     }
 }
 

@@ -25,6 +25,14 @@ static inline vi vi_madd(vi a, vi b) { return _mm512_madd_epi16(a, b); }
 #define vi_shift_right_signed16(a, n) _mm512_srai_epi16(a, n)
 #define vi_shift_left16(a, n) _mm512_slli_epi16(a, n)
 static inline vf vf_from_int(vi a) { return _mm512_cvtepi32_ps(a); }
+/* Bytes at p, without and with sign. */
+static inline vf vf_from_bytes(const uint8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+static inline vf vf_from_signed_bytes(const uint8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+static inline vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
 static inline vf vf_from_half(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 static inline vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
 static inline void vf_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
@@ -33,6 +41,7 @@ static inline vf vf_all(float x) { return _mm512_set1_ps(x); }
 static inline vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
 static inline vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 static inline vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+static inline vf vf_fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); }
 #else
 #define LANES 8
 typedef __m256i vi;
@@ -52,6 +61,13 @@ static inline vi vi_madd(vi a, vi b) { return _mm256_madd_epi16(a, b); }
 #define vi_shift_right_signed16(a, n) _mm256_srai_epi16(a, n)
 #define vi_shift_left16(a, n) _mm256_slli_epi16(a, n)
 static inline vf vf_from_int(vi a) { return _mm256_cvtepi32_ps(a); }
+static inline vf vf_from_bytes(const uint8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+static inline vf vf_from_signed_bytes(const uint8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+static inline vi vi_or(vi a, vi b) { return _mm256_or_si256(a, b); }
 static inline vf vf_from_half(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 static inline vf vf_load(const float *p) { return _mm256_loadu_ps(p); }
 static inline void vf_store(float *p, vf a) { _mm256_storeu_ps(p, a); }
@@ -60,6 +76,7 @@ static inline vf vf_all(float x) { return _mm256_set1_ps(x); }
 static inline vf vf_add(vf a, vf b) { return _mm256_add_ps(a, b); }
 static inline vf vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 static inline vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+static inline vf vf_fnma(vf a, vf b, vf c) { return _mm256_fnmadd_ps(a, b, c); }
 #endif
 
 /* Four bytes at p in every lane. */
