@@ -27,6 +27,7 @@ from engine.events import (
     Finished,
     FinishReason,
     MachineFigures,
+    MemoryUse,
     ModelInfo,
     ModelLoaded,
     OptionsApplied,
@@ -37,6 +38,7 @@ from engine.events import (
 from engine.kv.pool import PagePool
 from engine.kv.room import PAGE_SIZE, kv_budget, layout_for, make_cache, num_pages
 from engine.kv.switches import sparse_pages, user_window
+from engine.memory import expected, in_use
 from engine.model.load import LoadedModel, load_model
 from engine.ops.cpu import native
 from engine.options import Capabilities, Kind, Options, entry, unavailable
@@ -171,6 +173,7 @@ class Engine:
             has_chat_template=loaded.text.has_chat_template,
             active_paths=self._active_paths(),
             machine=self._accountant.figures,
+            memory=in_use(loaded, self._cache, self.options, self._draft, self._speculator),
         )
 
     def loaded_event(self) -> ModelLoaded:
@@ -349,6 +352,11 @@ class Engine:
     def forget(self) -> None:
         """Empty the prefix index, so that the next prompts are computed in full."""
         self._scheduler.pool.clear_index()
+
+    def expected_memory(self, settings: Mapping[str, str]) -> MemoryUse:
+        """What this model would take, loaded once more with ``settings`` and as much room for its pages (a draft model aside)."""
+        options = Options(settings, replace(self.capabilities, no_draft=""))
+        return expected(self._loaded.spec, options, self._kv_budget, _stored_bytes(self._path))
 
     @property
     def pool_bytes(self) -> int:
@@ -599,6 +607,10 @@ def _as_prompt(prompt: Prompt | ChatMessages) -> Prompt:
     if isinstance(prompt, str) or not any(isinstance(part, Mapping) for part in prompt):
         return prompt if isinstance(prompt, str) else tuple(prompt)  # type: ignore[return-value]
     return tuple(Message(part["role"], part["content"]) for part in prompt)  # type: ignore[arg-type, index]
+
+
+def _stored_bytes(path: Path) -> int:
+    return sum(each.stat().st_size for each in path.iterdir()) if path.is_dir() else path.stat().st_size
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -213,6 +213,29 @@ class MachineFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Memory that a loaded model takes, bytes. Expected before loading, counted after it (engine/memory.py)."""
+
+    weight_bytes: int = 0  # as packed
+    copy_bytes: int = 0  # of weights, unpacked: what large batches are multiplied with where the C kernels are missing
+    kv_bytes: int = 0  # all pages, used or not, and what sparse attention keeps of them
+    draft_bytes: int = 0  # weights and pages of what guesses
+    table_bytes: int = 0  # the tokenizer's and the rotation's, estimated
+    scratch_bytes: int = 0  # that the largest step will touch, estimated
+
+    @property
+    def total_bytes(self) -> int:
+        return (
+            self.weight_bytes
+            + self.copy_bytes
+            + self.kv_bytes
+            + self.draft_bytes
+            + self.table_bytes
+            + self.scratch_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What the window and the command line may know of a loaded model."""
 
@@ -235,6 +258,7 @@ class ModelInfo:
     has_chat_template: bool
     active_paths: Mapping[str, str]
     machine: MachineFigures
+    memory: MemoryUse = field(default_factory=MemoryUse)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,9 +103,8 @@ class _Sides:
 
     def _needed(self, settings: Mapping[str, str]) -> int:
         """What a second engine takes while it loads: its pages, its weights, and one unpacked matrix, at most a quarter."""
-        info = self._engines["a"].info
-        bytes_per_weight = 4 if settings.get("weights") == "none" else 1.25
-        return self._engines["a"].pool_bytes + int((bytes_per_weight + 4 / 4) * info.num_parameters)
+        engine = self._engines["a"]
+        return engine.expected_memory(settings).total_bytes + engine.info.num_parameters
 
     @property
     def have_an_engine_each(self) -> bool:

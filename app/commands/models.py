@@ -94,6 +94,8 @@ def _facts(model: LibraryModel) -> dict[str, object]:
 
 def _shape(path: Path) -> dict[str, object]:
     """What the decoder makes of the model's headers; a note instead for a kind that only transformers runs."""
+    from engine.memory import expected
+    from engine.options import Options
     from engine.weights.source import UnsupportedArchitecture, open_source
 
     try:
@@ -111,6 +113,7 @@ def _shape(path: Path) -> dict[str, object]:
         "head_dim": spec.head_dim,
         "vocabulary": spec.vocab_size,
         "kv_bytes_per_token": spec.kv_bytes_per_token(_KV_ELEMENT_BYTES),
+        "memory_bytes": expected(spec, Options()).total_bytes,
     }
 
 

@@ -17,7 +17,7 @@ from app.tuning.figures import LiveFigures, Now
 from app.tuning.pace import Meter
 from app.tuning.page_map import PageMapView
 from app.tuning.plots import PagesPlot, RatePlot, StepTimePlot, TimePlot, page_colour
-from engine.events import PageMap, PoolSnapshot
+from engine.events import MemoryUse, PageMap, PoolSnapshot
 
 WORDS_SECONDS = 1.5  # sentences and facts change no more often than they can be read
 NUMBERS_SECONDS = 0.2
@@ -112,9 +112,6 @@ class Live(QWidget):
             "Bytes moved per second of a decode step, as a share of the read bandwidth measured on this machine. "
             "The bytes are counted from the step's plan. It can pass 100 % when data comes from the processor's cache."
         )
-        self.memory.setToolTip(
-            "Weights and KV pages as the engine holds them: pages in use, of all that were set aside."
-        )
         self.step_plot.setToolTip(
             f"{HOW_PREDICTED} A bar is the mean of half a second. Steps that read a prompt (alone or beside decoding "
             "chats) have a lane and a scale of their own, above."
@@ -165,6 +162,8 @@ class Live(QWidget):
             self.context.show_value(numbers.NONE)
         self.process_memory.show_value(numbers.data(self._process.memory_info().rss))
         parts = [f"{numbers.data(info.weight_bytes)} weights"] if info else []
+        if info:
+            self.memory.setToolTip(_memory_words(info.memory))
         if now.pool:
             parts.append(_kv_words(now.pool))
         self.memory.show_value(", ".join(parts) or numbers.NONE)
@@ -215,6 +214,20 @@ class Live(QWidget):
         chat = self._chats.owner_of(request_id) if self._chats else None
         title = self._chats.title(chat) if self._chats and chat is not None else ""
         return f"“{title}”" if title else f"reply {request_id}"
+
+
+def _memory_words(use: MemoryUse) -> str:
+    """What the model takes, part by part; beside it the panel shows what the process was measured to take."""
+    parts = (
+        ("weights", use.weight_bytes),
+        ("unpacked copies for batches", use.copy_bytes),
+        ("KV pages set aside, used or not", use.kv_bytes),
+        ("what guesses", use.draft_bytes),
+        ("tokenizer and rotation tables, estimated", use.table_bytes),
+        ("scratch of the largest step, estimated", use.scratch_bytes),
+    )
+    lines = [f"{numbers.data(size)} {name}" for name, size in parts if size]
+    return "\n".join([*lines, f"{numbers.data(use.total_bytes)} in all, once all of it has been used"])
 
 
 def _kv_words(pool: PoolSnapshot) -> str:

@@ -8,6 +8,7 @@ from engine.kv.cache import KvCache
 from engine.kv.layout import KvLayout
 from engine.kv.switches import sparse_pages, user_window
 from engine.model.load import LoadedModel
+from engine.model.spec import ModelSpec
 from engine.options import Options
 
 PAGE_SIZE = 32  # tokens
@@ -17,8 +18,12 @@ KV_BYTES_WANTED = 512 * 2**20  # room for several chats, even when one window ne
 
 def kv_budget(loaded: LoadedModel) -> int:
     """Bytes for the cache: what the model's window needs, at least ``KV_BYTES_WANTED``, at most a share of the free memory."""
-    spec = loaded.spec
-    window_bytes = spec.max_position * spec.kv_bytes_per_token(loaded.model.kv_dtype.itemsize)
+    return budget_for(loaded.spec, loaded.model.kv_dtype.itemsize)
+
+
+def budget_for(spec: ModelSpec, element_bytes: int) -> int:
+    """The same before loading: keys and values will be of ``element_bytes`` each."""
+    window_bytes = spec.max_position * spec.kv_bytes_per_token(element_bytes)
     most = int(psutil.virtual_memory().available * KV_SHARE_OF_FREE_MEMORY)
     return min(max(window_bytes, KV_BYTES_WANTED), most)
 

@@ -155,6 +155,16 @@ class Decoder:
         self._backends = {choice: (ops, ops.compile_layers(spec, weights)) for choice, ops in choices.items()}
         self.set_fused(fused, fused_attention)
 
+    @property
+    def copy_bytes(self) -> int:
+        """Of weights that batches keep unpacked, beside ``weight_bytes``."""
+        return sum(packed.copy_bytes for _, packed in self._weights.matrices())
+
+    @property
+    def table_bytes(self) -> int:
+        """Of the rotary tables, which grow with the longest context asked for."""
+        return sum(table.num_bytes for table in self._tables)
+
     def kv_scales(self) -> list[ChannelScales]:
         """How large each key and value channel is, read off the weights that make it (one layer unpacked at a time)."""
         return [_channel_scales(self.spec, layer, self._ops) for layer in self._layers]

@@ -226,7 +226,7 @@ def build_decoder(
     return Decoder(source.spec, weights, ops, scheme, fused, max_context)
 
 
-def _backends(weights: str) -> dict[bool, Ops]:
+def backends(weights: str) -> dict[bool, Ops]:
     """The fused and the plain backend of this machine; both read the same packed weights.
 
     Products of full weights are torch's, those of NF4 and LLM.int8 bitsandbytes' on torch. Its threads and those of the C
@@ -268,7 +268,7 @@ def load_model(
         _require_stored(source, native.reason_unavailable())
     text = TextCodec.open(source.tokenizer_files, source.eos_token_ids, source.spec.vocab_size)
     model = build_decoder(
-        source, _backends(weights), weights, fused, progress, cancelled, max_context, sensitive, activations
+        source, backends(weights), weights, fused, progress, cancelled, max_context, sensitive, activations
     )
     seconds = time.perf_counter() - started
     # The window the loaded rotary tables serve, so that nobody above asks for more.
@@ -292,7 +292,7 @@ def _load_fallback(folder: Path, fused: bool, progress: Progress, started: float
     from engine.model.fallback import load_fallback
     from engine.text import TextCodec
 
-    spec, model = load_fallback(folder, _backends("none"), fused, progress)
+    spec, model = load_fallback(folder, backends("none"), fused, progress)
     text = TextCodec.open(TokenizerFiles("hf", folder), spec.eos_token_ids, spec.vocab_size)
     seconds = time.perf_counter() - started
     return LoadedModel(spec, model, text, spec.name or folder.name, "safetensors", True, seconds)

@@ -80,6 +80,10 @@ class RopeTable:
     def num_positions(self) -> int:
         return self._table.shape[1]
 
+    @property
+    def num_bytes(self) -> int:
+        return self._table.nbytes
+
     def _compute(self, num_positions: int) -> Tensor:
         # The product stays in fp32, as transformers has it: half precision cannot tell position 4097 from 4096.
         positions = torch.arange(num_positions, dtype=torch.float32, device=self._frequencies.device)

@@ -42,6 +42,11 @@ class Packed:
     def num_passes(self) -> int:
         return 1
 
+    @property
+    def copy_bytes(self) -> int:
+        """Of the matrix once more, unpacked, where a backend has made that to multiply batches with."""
+        return 0
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

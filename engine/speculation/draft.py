@@ -86,7 +86,7 @@ class DraftProposer:
     ) -> None:
         self.name = name
         self._model = model
-        self._spec = spec
+        self.spec = spec
         self._vocab_size = vocab_size
         self._cache = KvCache(spec, num_pages, page_size, model.kv_dtype)
         self._ledger_model = ledger_model(spec, model, self._cache.layout, options or Options(), page_size)
@@ -94,6 +94,10 @@ class DraftProposer:
         self._pool = PagePool(num_pages, page_size)
         self._followers: dict[int, Request] = {}
         self._agreed: dict[int, int] = {}  # tokens of a follower known to be the text's, not guesses
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._cache.num_bytes
 
     def propose(self, wanted: Sequence[Wanted]) -> Mapping[int, Proposal]:
         runs, items = self._catch_up(wanted)
@@ -152,7 +156,7 @@ class DraftProposer:
     def _has_room(self, follower: Request, most: int, here: set[int]) -> bool:
         """Pages for the text and its guesses. Followers of chats that do not decode now make room."""
         num_tokens = follower.num_tokens + most
-        if num_tokens > self._spec.max_position or max(follower.tokens) >= self._spec.vocab_size:
+        if num_tokens > self.spec.max_position or max(follower.tokens) >= self.spec.vocab_size:
             return False
         missing = max(0, -(-num_tokens // self._pool.page_size) - len(follower.pages))
         fresh = self._pool.allocate(missing, after=follower.pages[-1] if follower.pages else None)

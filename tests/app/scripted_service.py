@@ -42,6 +42,7 @@ from engine.events import (
     Finished,
     FinishReason,
     MachineFigures,
+    MemoryUse,
     ModelInfo,
     ModelLoaded,
     ModelLoadFailed,
@@ -105,6 +106,7 @@ INFO = ModelInfo(
     has_chat_template=True,
     active_paths={"linear": "int4: scripted", "attention": "scripted"},
     machine=MACHINE,
+    memory=MemoryUse(WEIGHT_BYTES["int4"], kv_bytes=189_000_000, scratch_bytes=24_000_000),
 )
 REPLY = "Ice floats because water expands when it freezes: the same mass fills more volume and the density falls."
 

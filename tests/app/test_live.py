@@ -49,6 +49,8 @@ def test_records_drive_the_numbers(shown):
     assert live.context.value.startswith("63 of 8,192")
     assert "98 MB weights, " in live.memory.value
     assert "of 189 MB KV" in live.memory.value
+    assert "24 MB scratch of the largest step" in live.memory.toolTip()
+    assert "311 MB in all" in live.memory.toolTip()
     assert live.process_memory.value.endswith(("MB", "GB"))
     assert not live.rate.is_past
     assert "Reading weights takes" in live.advice.text

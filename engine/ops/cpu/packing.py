@@ -41,6 +41,11 @@ class CpuPacked(Packed):
 
     unpacked: Unpacked = field(default_factory=Unpacked, compare=False, repr=False)
 
+    @property
+    def copy_bytes(self) -> int:
+        weight = self.unpacked.weight
+        return 0 if weight is None else weight.numel() * weight.element_size()
+
 
 def pack(weight: Tensor, bias: Tensor | None, scheme: str, use_native: bool, sensitive: bool = False) -> Packed:
     """Lay ``weight`` [out, in] out for ``linear``. ValueError for an unknown scheme or weights that are not finite."""
