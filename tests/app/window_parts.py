@@ -9,7 +9,7 @@ from typing import Any
 
 from app import theme
 from app.application import Lifetime
-from app.bridge import EngineBridge
+from app.bridge import EngineBridge, MakeService
 from app.chat.controller import ChatController
 from app.chat.sidebar import Sidebar
 from app.paths import Paths
@@ -52,9 +52,16 @@ class Parts:
 
 
 def make_window(
-    folder: Path, script: Script | None = None, threaded: bool = False, list_models: Callable[[], Sequence[Any]] = tuple
+    folder: Path,
+    script: Script | None = None,
+    threaded: bool = False,
+    list_models: Callable[[], Sequence[Any]] = tuple,
+    make_engine: MakeService | None = None,
 ) -> Parts:
-    """A window with real store, settings, bridge and controller; dock and verdict are the real ones too."""
+    """A window with real store, settings, bridge and controller; dock and verdict are the real ones too.
+
+    make_engine: a service other than the scripted one, the real one say; ``services`` stays empty then.
+    """
     paths = Paths(folder, folder / "config", folder / "cache", folder / "logs").create()
     settings = SettingsStore(paths.settings_file)
     services: list[ScriptedService] = []
@@ -63,7 +70,7 @@ def make_window(
         services.append(ScriptedService(wake, script or Script(), threaded=threaded))
         return services[-1]
 
-    bridge = EngineBridge(make_service)
+    bridge = EngineBridge(make_engine or make_service)
     controller = ChatController(ChatStore(paths.chats_file), bridge, settings)
     dock, verdict = Dock(bridge, controller, settings, list_models=list_models), VerdictLabel(bridge)
     sidebar = Sidebar(controller)
