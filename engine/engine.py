@@ -226,7 +226,7 @@ class Engine:
         return candidates(self._as_target(self._loaded), paths)
 
     def _as_target(self, loaded: LoadedModel) -> Target:
-        return Target(self._path, loaded.text, loaded.spec.num_parameters)
+        return Target(self._path, loaded.text.spellings(), loaded.spec.num_parameters)
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
         """Tokens of the rendered template: exactly what ``submit`` would send."""

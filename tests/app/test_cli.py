@@ -13,7 +13,7 @@ import pytest
 
 from app import cli, screen
 from app.commands import doctor, gui, models
-from app.library import packaged
+from app.library import catalog, packaged
 from app.library.packaged import FetchError
 from engine.options import OPTIONS
 
@@ -254,3 +254,21 @@ def test_without_a_display_the_terminal_chat_starts(monkeypatch, capsys: pytest.
     assert cli.run([]) == 0
     assert started == ["starter"]
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_models_that_could_guess_are_listed_with_the_reason_of_the_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, starter_path: Path, gemma_path: Path
+) -> None:
+    """Headers and tokenizers are read and nothing is loaded; every model has a line (FIELD 22)."""
+    monkeypatch.setenv("RIDGELINE_STARTER", str(starter_path))
+    listed = [catalog.describe(starter_path, "starter"), catalog.describe(gemma_path, "gemma")]
+    broken = catalog.LibraryModel("broken", "Broken", Path("broken.gguf"), "unreadable", 0, problem="It is empty.")
+    monkeypatch.setattr(models.catalog, "models", lambda: [*listed, broken])
+    assert cli.run(["models", "drafts", "--json"]) == 0
+    starter, gemma, third = json.loads(capsys.readouterr().out)
+    assert (starter["reason"], "the model itself" in starter["note"]) == ("", True)
+    assert gemma["reason"].startswith("Its vocabulary has")
+    assert third["reason"] == "It is empty."
+    assert cli.run(["models", "drafts", "starter"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [["starter", "yes"], ["gemma", "no"], ["broken", "no"]]
