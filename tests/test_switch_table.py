@@ -42,6 +42,12 @@ def test_a_switch_without_a_sentence_says_what_it_changes(monkeypatch: pytest.Mo
     assert entry("fused_ops").terms in table([ROW], "")
 
 
+def test_a_choice_may_have_a_sentence_of_its_own() -> None:
+    drafted, copied = (table([replace(ROW, key="speculation", value=value)], "") for value in ("draft", "ngram"))
+    assert "its own draft" in drafted
+    assert "its own draft" not in copied
+
+
 def test_only_what_stands_between_the_markers_is_written(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{switch_table.BEGIN}\nold\n{switch_table.END}\nafter\n")

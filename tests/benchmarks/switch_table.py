@@ -71,6 +71,12 @@ WHY = {
     "graphs": "Overhead, neither side: the calls of a step are issued at once.",
     "overlap": "Overhead, neither side: the next step is prepared while this one runs.",
 }
+# Instead, where one choice needs a sentence of its own.
+WHY_CHOICE = {
+    ("speculation", "draft"): (
+        "Measured with the model as its own draft, for want of a smaller one: every guess is right and costs as much as a step."
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +176,8 @@ class Bench:
     def measure(self, option: OptionEntry, value: str, work: str, seconds: float) -> Row:
         off, on = self.engines()
         base = Row(option.key, value, off_value(option), work)
+        if (option.key, value) == ("speculation", "draft"):
+            on.set_draft(self._model)  # there is no smaller model of this family to be had here; the row says so
         try:
             _set(off, {**_WITH.get(option.key, {}), option.key: base.off})
             _set(on, {**_WITH.get(option.key, {}), option.key: value})
@@ -245,7 +253,8 @@ def table(rows: list[Row], heading: str) -> str:
 
 def _line(row: Row) -> str:
     name = f"`{row.key}` {row.off} → {row.value}"
-    why = " ".join(part for part in (WHY.get(row.key, f"Changes {entry(row.key).terms}."), row.lost) if part)
+    because = WHY_CHOICE.get((row.key, row.value)) or WHY.get(row.key, f"Changes {entry(row.key).terms}.")
+    why = " ".join(part for part in (because, row.lost) if part)
     if row.refused:
         return f"| {name} | {row.work} | | | | | {row.refused} |"
     ratio = row.rate_on / row.rate_off if row.rate_off else 0.0
