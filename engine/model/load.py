@@ -226,14 +226,14 @@ def build_decoder(
     return Decoder(source.spec, weights, ops, scheme, fused, max_context)
 
 
-def backends(weights: str) -> dict[bool, Ops]:
-    """The fused and the plain backend of this machine; both read the same packed weights.
+def backends(weights: str | None) -> dict[bool, Ops]:
+    """The fused and the plain backend of this machine; both read the same packed weights. weights: None where torch has them.
 
-    Products of full weights are torch's, those of NF4 and LLM.int8 bitsandbytes' on torch. Its threads and those of the C
+    Products of NF4 and LLM.int8 are bitsandbytes' on torch, those of a fallback torch's own. Its threads and those of the C
     kernels, each waiting a moment for more work, would take the cores from each other at every call, so beside such products
     everything runs on torch.
     """
-    use_native = False if weights in ("none", "nf4", "llm_int8") else None
+    use_native = False if weights in (None, "nf4", "llm_int8") else None
     return {fused: CpuOps(fused, use_native) for fused in (True, False)}
 
 
@@ -292,7 +292,7 @@ def _load_fallback(folder: Path, fused: bool, progress: Progress, started: float
     from engine.model.fallback import load_fallback
     from engine.text import TextCodec
 
-    spec, model = load_fallback(folder, backends("none"), fused, progress)
+    spec, model = load_fallback(folder, backends(None), fused, progress)
     text = TextCodec.open(TokenizerFiles("hf", folder), spec.eos_token_ids, spec.vocab_size)
     seconds = time.perf_counter() - started
     return LoadedModel(spec, model, text, spec.name or folder.name, "safetensors", True, seconds)

@@ -12,7 +12,8 @@ from torch import Tensor
 from engine.model.decoder import Decoder, DecoderWeights
 from engine.model.load import build_decoder
 from engine.model.spec import ModelSpec
-from engine.ops.cpu import CpuOps
+from engine.ops.cpu import CpuOps, packing
+from engine.ops.interface import Packed
 
 pytestmark = needs_kernels
 
@@ -22,6 +23,13 @@ class SingleOps(CpuOps):
 
     def compile_layers(self, spec: ModelSpec, weights: DecoderWeights) -> None:
         return None
+
+
+class TorchPacked(CpuOps):
+    """Products on torch, the rest on the kernels."""
+
+    def pack(self, weight: Tensor, bias: Tensor | None, scheme: str, sensitive: bool = False) -> Packed:
+        return packing.pack(weight, bias, scheme, use_native=False)
 
 
 def decoder_of(family: str, scheme: str, ops: CpuOps) -> Decoder:
@@ -34,7 +42,7 @@ def prompt(num_tokens: int, seed: int = 0) -> list[int]:
     return torch.randint(3, VOCAB, (num_tokens,), generator=generator).tolist()
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("scheme", ["none", "int8", "int4"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_call_is_the_single_operations(family: str, scheme: str) -> None:
     at_once, singly = decoder_of(family, scheme, CpuOps()), decoder_of(family, scheme, SingleOps())
@@ -47,7 +55,7 @@ def test_one_call_is_the_single_operations(family: str, scheme: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("scheme", ["none", "int8", "int4"])
 def test_logits_are_the_same_alone_in_a_batch_and_in_chunks(family: str, scheme: str) -> None:
     """Bit for bit, whatever slots that were never written hold."""
     decoder = decoder_of(family, scheme, CpuOps())
@@ -84,7 +92,7 @@ def test_the_cache_may_be_another_one_at_each_step() -> None:
 
 
 def test_weights_that_are_not_packed_run_one_operation_at_a_time() -> None:
-    decoder = decoder_of("llama", "none", CpuOps())
+    decoder = decoder_of("llama", "none", TorchPacked())
     run_in_chunks(decoder, prompt(9), 3)
     assert "layers" not in decoder.active_paths()
     assert "C kernel" in decoder.active_paths()["attention"]

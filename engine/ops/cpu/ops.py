@@ -33,7 +33,7 @@ NUM_REFINED = 32  # logits per row that the head computes exactly
 class CpuOps:
     """``Ops`` on the C kernels where there are any, and torch's packed products and fused attention elsewhere.
 
-    Products of full weights are torch's. Between products the C kernels take fp32; other activations run on torch.
+    Between products the C kernels take fp32; other activations run on torch.
 
     fused: False runs norms, rotation and activation as the reference's plain steps (the ``fused_ops`` switch), and attention too
     (see ``with_attention``); the products stay the same.

@@ -1,5 +1,6 @@
 /* Integer products: quantize the activations, hand tiles to the pool. */
 #include "linear.h"
+#include "dense.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -155,6 +156,8 @@ static void quantize(const float *x, int64_t num_rows, int64_t in_features, int6
 /* out [num_rows, out] = x [num_rows, in] @ weights.T (+ bias) (+ residual, which may be out). -1 without memory. */
 RL_API int64_t rl_linear(int64_t kind, const uint8_t *weights, int64_t out_features, int64_t in_features, const float *x,
                          int64_t num_rows, const float *bias, const float *residual, float *out) {
+    if (kind == RL_DENSE)
+        return rl_dense_linear((const float *)weights, out_features, in_features, x, num_rows, bias, residual, out);
     int64_t num_groups = rl_num_groups(in_features), row_bytes = rl_activation_row_bytes(num_groups);
     int64_t halves = (kind & RL_PRECISE) != 0, most = clamp(num_rows, 0, MOST_ROWS);
     kind &= ~RL_PRECISE;

@@ -33,6 +33,7 @@
  * bits, its rounded values and what the rounding left over. The weights are read once for both, and the second is nearly free where
  * reading them is the cost. */
 enum rl_kind {
+    RL_DENSE = 1, /* fp32, see dense.h */
     RL_INT4 = 4,
     RL_INT4_G64 = 5,
     RL_INT4_G128 = 6,

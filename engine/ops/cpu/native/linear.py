@@ -19,7 +19,7 @@ from engine.ops.cpu.arena import Arena
 from engine.ops.interface import Packed
 from engine.weights.quantize import INT4_GROUPS, has_short_grids
 
-SCHEMES = {"int4": 4, "int4_g64": 5, "int4_g128": 6, "int8": 8}  # scheme -> enum rl_kind
+SCHEMES = {"none": 1, "int4": 4, "int4_g64": 5, "int4_g128": 6, "int8": 8}  # scheme -> enum rl_kind
 _PRECISE = 64  # RL_PRECISE of linear.h
 DAMAGED = "A weight matrix holds NaN or infinite values. The model file is damaged; download it again."
 _arena = Arena()
@@ -56,17 +56,19 @@ def _entry(name: str) -> Any:
 
 
 def path(scheme: str, sensitive: bool = False) -> str:
-    return f"{scheme}: C kernel ({native.isa()}), {'int16' if sensitive else 'int8'} activations"
+    activations = "fp32" if scheme == "none" else "int16" if sensitive else "int8"
+    return f"{scheme}: C kernel ({native.isa()}), {activations} activations"
 
 
 def pack(weight: Tensor, bias: Tensor | None, scheme: str, sensitive: bool = False) -> NativePacked:
-    """Quantize weight [out, in], any float dtype. ``sensitive``: its activations keep 16 bits, not 8.
+    """Lay weight [out, in], any float dtype, out for the kernels. ``sensitive``: activations beside integers keep 16 bits, not 8.
 
     ValueError when it holds NaN or infinity.
     """
     weight = weight.float().contiguous()
     out_features, in_features = weight.shape
     kind = SCHEMES[scheme]
+    sensitive = sensitive and scheme != "none"
     packed = new_packed(kind, out_features, in_features)
     search = scheme in INT4_GROUPS and has_short_grids(weight, INT4_GROUPS[scheme])
     if _entry("rl_pack")(kind, weight.data_ptr(), out_features, in_features, int(search), packed.data_ptr()) < 0:

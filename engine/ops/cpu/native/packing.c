@@ -1,5 +1,6 @@
 /* Weights into the layout of linear.h and back. */
 #include "linear.h"
+#include "dense.h"
 
 #include <immintrin.h>
 #include <math.h>
@@ -123,6 +124,8 @@ AVX2 static void pack_piece(void *arg, int64_t block) {
 
 /* Bytes of a packed matrix. */
 RL_API int64_t rl_packed_bytes(int64_t kind, int64_t out_features, int64_t in_features) {
+    if (kind == RL_DENSE)
+        return rl_num_blocks(out_features) * RL_BLOCK_ROWS * in_features * (int64_t)sizeof(float);
     return rl_num_blocks(out_features) * rl_block_bytes(kind, rl_num_groups(in_features));
 }
 
@@ -130,6 +133,8 @@ RL_API int64_t rl_packed_bytes(int64_t kind, int64_t out_features, int64_t in_fe
  * number. */
 RL_API int64_t rl_pack(int64_t kind, const float *weights, int64_t out_features, int64_t in_features, int64_t search,
                        uint8_t *packed) {
+    if (kind == RL_DENSE)
+        return rl_dense_pack(weights, out_features, in_features, (float *)packed);
     int64_t num_groups = rl_num_groups(in_features);
     pack_job job = {weights, kind, out_features, in_features, num_groups, rl_block_bytes(kind, num_groups), (int)search,
                     packed, 0};
@@ -199,6 +204,8 @@ static void rows_piece(void *arg, int64_t index) {
 /* Weights of rows ids [num_rows] (NULL: the first num_rows) to out [num_rows, in]. The ids must be rows of the matrix. */
 RL_API int64_t rl_rows(int64_t kind, const uint8_t *packed, int64_t in_features, const int64_t *ids, int64_t num_rows,
                        float *out) {
+    if (kind == RL_DENSE)
+        return rl_dense_rows((const float *)packed, in_features, ids, num_rows, out);
     rows_job job = {packed, ids, kind, in_features, rl_block_bytes(kind, rl_num_groups(in_features)), out};
     rl_pool_run(rows_piece, &job, num_rows);
     return 0;
