@@ -47,8 +47,7 @@ class KvCache:
         self.page_size = page_size
         self.num_pages = num_pages
         self.dtype = dtype
-        self._plain_layout = KvLayout.of(spec, {}, dtype.itemsize)
-        self.layout = layout or self._plain_layout
+        self.layout = layout or KvLayout.of(spec, {}, dtype.itemsize)
         self.window: int | None = None
         self.sparse_pages: int | None = None  # that a decoding token reads per KV head, at most; None: all it sees
         self._reading = _Reading()
@@ -72,9 +71,19 @@ class KvCache:
         self.num_bytes = sum(part.nbytes for part in keys + values)
 
     @property
-    def is_plain(self) -> bool:
-        """Pages hold what was computed, once per KV head, and each layer sees what its own window says."""
-        return self.layout == self._plain_layout and self.window is None and self.sparse_pages is None
+    def runs_at_once(self) -> bool:
+        """Nothing happens between writing and reading that a backend's ``CompiledLayers`` does not know."""
+        return self.sparse_pages is None
+
+    def begin_step(self) -> None:
+        """Another step's layers follow: nothing that those of the last one shared holds any more."""
+        self._reading = _Reading()
+
+    def sight(self, window: int | None) -> tuple[int, int]:
+        """What a layer with this window of its own (None: all) sees under the user's: tokens (0: all) and first tokens."""
+        if self.window is None or (window is not None and window <= self.window):
+            return window or 0, 0
+        return self.window, NUM_SINKS
 
     def set_sparse(self, num_pages: int | None, written: Sequence[int] = ()) -> None:
         """Let decoding tokens read ``num_pages`` pages (None: all). written: pages that hold keys now."""
@@ -103,12 +112,10 @@ class KvCache:
 
     def narrowed(self, params: AttentionParams, spans: Sequence[Span]) -> AttentionParams:
         """``params`` with the user's window, if it is the narrower one and hides anything from these spans."""
-        window = self.window
-        if window is None or (params.window is not None and params.window <= window):
-            return params
-        if max(span.context for span in spans) <= window + NUM_SINKS:
+        window, sinks = self.sight(params.window)
+        if sinks == 0 or max(span.context for span in spans) <= window + NUM_SINKS:
             return params  # nothing between the sinks and the window yet
-        return replace(params, window=window, sinks=NUM_SINKS)
+        return replace(params, window=window, sinks=sinks)
 
 
 class KvLayer:
@@ -130,7 +137,7 @@ class KvLayer:
         self._num_kv_heads = spec.num_kv_heads
         self._head_dim = spec.head_dim
         self._group = keys[0].shape[2] // spec.num_kv_heads  # 1, or with sharing off the query heads of a KV head
-        self._scales = None if scales is None else _per_stored_head(scales, self._group)
+        self.sizes = None if scales is None else _per_stored_head(scales, self._group)
         self._is_coded = len(keys) > 1
         self._staged: tuple[Tensor, Tensor] | None = None
         self._bounds: PageBounds | None = None
@@ -145,7 +152,7 @@ class KvLayer:
         for pages in written.split(256):  # decoded a few at a time: memory
             keys = self.decoded(pages)[0]
             keys = rotate(keys.float()) if self._codec.keys.rotates else keys
-            self._bounds.read_pages(pages, keys if self._scales is None else keys * self._scales.keys)
+            self._bounds.read_pages(pages, keys if self.sizes is None else keys * self.sizes.keys)
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -170,8 +177,8 @@ class KvLayer:
         self._staged = None
         if self._bounds is not None:
             self._bounds.add(slots, k, self._cache.page_size)
-        if self._scales is not None:
-            k, v = k / self._scales.keys, v / self._scales.values
+        if self.sizes is not None:
+            k, v = k / self.sizes.keys, v / self.sizes.values
         for stored, codec, rows in ((self.keys, self._codec.keys, k), (self.values, self._codec.values, v)):
             for part, row in zip(stored, codec.encode(rotate(rows.float()) if codec.rotates else rows), strict=True):
                 part.view(-1, *part.shape[2:]).index_copy_(0, slots, row)
@@ -237,21 +244,21 @@ class KvLayer:
     def _as_stored(self, q: Tensor) -> Tensor:
         """q scaled and rotated like the stored keys, so that q . k stays what it was."""
         dtype = q.dtype
-        if self._scales is not None:
-            q = (q.float().unflatten(1, (self._scales.keys.shape[0], -1)) * self._scales.keys[:, None]).flatten(1, 2)
+        if self.sizes is not None:
+            q = (q.float().unflatten(1, (self.sizes.keys.shape[0], -1)) * self.sizes.keys[:, None]).flatten(1, 2)
         if self._codec.keys.rotates:
             q = rotate(q.float())
         return q.to(dtype)
 
     def _as_computed(self, attended: Tensor) -> Tensor:
         """attended [N, H * D] of stored values, as it would be of the values themselves."""
-        if self._scales is None and not self._codec.values.rotates:
+        if self.sizes is None and not self._codec.values.rotates:
             return attended
         heads = attended.view(attended.shape[0], self.keys[0].shape[2], -1, self._head_dim)
         if self._codec.values.rotates:
             heads = rotate(heads.float())
-        if self._scales is not None:
-            heads = heads * self._scales.values[:, None]
+        if self.sizes is not None:
+            heads = heads * self.sizes.values[:, None]
         return heads.to(attended.dtype).flatten(1)
 
 

@@ -182,7 +182,8 @@ class Decoder:
         # The residual stream stays fp32 whatever the activations are: bf16 would round the sum anew at each of its
         # additions, and those roundings, not the weights', would decide between close candidates.
         x = ops.embed(weights.embed, batch.token_ids, spec.embedding_scale, torch.float32)
-        self._ran_at_once = self._layers_at_once if cache.is_plain else None
+        cache.begin_step()
+        self._ran_at_once = self._layers_at_once if cache.runs_at_once else None
         context = max(span.context for span in batch.spans)
         if self._ran_at_once is None:
             # This step's cosines and sines, gathered once per table and shared by its layers.

@@ -193,11 +193,13 @@ class Ops(Protocol):
 class KvLayer(Protocol):
     """One layer's keys and values, whatever type they are kept in (engine/kv/cache.py says how).
 
-    keys, values: the tensors that hold them; of a plain cache one each, [num_pages, page_size, kv_heads, head_dim].
+    keys, values: the tensors that hold them, [num_pages, page_size, heads, ...]; one each where they are kept as computed.
+    sizes: what channels were divided by before they were coded, fp32 [heads, head_dim] each; None: nothing.
     """
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    sizes: ChannelScales | None
 
     def write_target(self, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values [pages, P, K, D] and slots [N] to write this step's rows to, in the activations' dtype."""
@@ -218,8 +220,16 @@ class KvTensors(Protocol):
     page_size: int
 
     @property
-    def is_plain(self) -> bool:
-        """Keys and values lie in the pages as they were computed, and layers see what their own windows say."""
+    def runs_at_once(self) -> bool:
+        """Keys and values can be written and read by ``CompiledLayers``: nothing has to be done between the operations."""
+        ...
+
+    def begin_step(self) -> None:
+        """Another step's layers follow."""
+        ...
+
+    def sight(self, window: int | None) -> tuple[int, int]:
+        """What a layer with this window of its own (None: all) sees under the user's: tokens (0: all) and first tokens."""
         ...
 
     def layer(self, index: int) -> KvLayer: ...

@@ -107,7 +107,8 @@ static void products(int64_t rows) {
 }
 
 /* Two texts: one decodes at ``context``, one adds ``count`` rows; first their rows are written to the cache. */
-static void attention(int64_t head_dim, int64_t group, int64_t kv_type, int64_t context, int64_t count, int64_t window) {
+static void attention(int64_t head_dim, int64_t group, int64_t kv_type, int64_t copies, int64_t context, int64_t count,
+                      int64_t window) {
     const int64_t num_kv_heads = 2, page_size = 16, num_heads = group * num_kv_heads, rows = context + count;
     int64_t pages_each[2] = {(context + page_size - 1) / page_size, (count + page_size - 1) / page_size};
     int64_t num_pages = pages_each[0] + pages_each[1];
@@ -118,21 +119,32 @@ static void attention(int64_t head_dim, int64_t group, int64_t kv_type, int64_t 
         int64_t position = row < context ? row : row - context;
         slots[row] = pages[(row < context ? 0 : pages_each[0]) + position / page_size] * page_size + position % page_size;
     }
-    int64_t width = kv_type == RL_FP32 ? 4 : 2, kv_bytes = num_pages * page_size * num_kv_heads * head_dim * width;
-    void *keys = calloc(1, (size_t)kv_bytes), *values = calloc(1, (size_t)kv_bytes);
+    int64_t records = num_pages * page_size * num_kv_heads * copies, width = kv_type == RL_FP32 ? 4 : kv_type < RL_KV8 ? 2 : 1;
+    int64_t key_size = kv_type == RL_KV4 ? head_dim / 2 + head_dim / 4 : head_dim * width;
+    int64_t value_size = kv_type == RL_KV4 ? head_dim / 2 : head_dim * width, numbers = kv_type == RL_KV4 ? 2 : 1;
+    float *sizes = floats(num_kv_heads * copies * head_dim);
+    for (int64_t i = 0; i < num_kv_heads * copies * head_dim; i++)
+        sizes[i] += 1.5f;
+    rl_kv kv = {.keys = calloc(1, (size_t)(records * key_size)),
+                .values = calloc(1, (size_t)(records * value_size)),
+                .key_sizes = sizes, .value_sizes = sizes, .type = kv_type};
+    if (kv_type >= RL_KV8) {
+        kv.key_numbers = calloc((size_t)(records * numbers), sizeof(uint16_t));
+        kv.value_numbers = calloc((size_t)(records * numbers), sizeof(uint16_t));
+    }
     int64_t half = head_dim / 4;
     float *qkv = floats(rows * (num_heads + 2 * num_kv_heads) * head_dim), *q = floats(rows * num_heads * head_dim);
     float *cos = floats(rows * half), *sin = floats(rows * half), *weight = floats(head_dim);
-    rl_rope rope = {qkv, cos, sin, weight, weight, slots, NULL, keys, values, q, rows, num_heads, num_kv_heads, head_dim, half,
-                    kv_type, 1e-6f};
+    rl_rope rope = {qkv, cos, sin, weight, weight, slots, NULL, kv, q, rows, num_heads, num_kv_heads, head_dim, half, copies,
+                    1e-6f};
     must(rl_rope_and_write_kv(&rope));
 
-    rl_span spans[2] = {{0, 1, context, 0}, {1, count, count, pages_each[0]}};
+    rl_span spans[2] = {{0, 1, context, 0, -1}, {1, count, count, pages_each[0], -1}};
     float *queries = floats((1 + count) * num_heads * head_dim), *out = floats((1 + count) * num_heads * head_dim);
     float *sink_scores = floats(num_heads);
-    rl_attention args = {.q = queries, .keys = keys, .values = values, .out = out, .spans = spans, .pages = pages,
+    rl_attention args = {.q = queries, .kv = kv, .out = out, .spans = spans, .pages = pages,
                          .sink_scores = sink_scores, .num_spans = 2, .num_heads = num_heads,
-                         .num_kv_heads = num_kv_heads, .head_dim = head_dim, .page_size = page_size, .kv_type = kv_type,
+                         .num_kv_heads = num_kv_heads * copies, .head_dim = head_dim, .page_size = page_size,
                          .window = window, .sink_tokens = window ? 3 : 0, .scale = 0.2f, .softcap = window ? 5.0f : 0.0f};
     args.workspace_bytes = rl_attention_workspace(&args);
     args.workspace = malloc((size_t)args.workspace_bytes);
@@ -140,8 +152,8 @@ static void attention(int64_t head_dim, int64_t group, int64_t kv_type, int64_t 
     for (int64_t i = 0; i < (1 + count) * num_heads * head_dim; i++)
         if (!isfinite(out[i]))
             must(-1);
-    free(pages), free(slots), free(keys), free(values), free(qkv), free(q), free(cos), free(sin), free(weight);
-    free(queries), free(out), free(sink_scores), free(args.workspace);
+    free(pages), free(slots), free(kv.keys), free(kv.values), free(qkv), free(q), free(cos), free(sin), free(weight);
+    free(queries), free(out), free(sink_scores), free(args.workspace), free(sizes), free(kv.key_numbers), free(kv.value_numbers);
 }
 
 int main(void) {
@@ -155,9 +167,10 @@ int main(void) {
                 products(rows);
             for (int i = 0; i < 4; i++) {
                 pointwise(1 + 40 * i, sizes[i]);
-                for (int64_t kv_type = RL_FP32; kv_type <= RL_FP16; kv_type++)
+                for (int64_t kv_type = RL_FP32; kv_type <= RL_KV4; kv_type++)
                     for (int j = 0; j < 4; j++)
-                        attention(head_dims[i], 1 + i, kv_type, contexts[j], 1 + 23 * j, j % 2 ? 40 : 0);
+                        if (kv_type != RL_KV4 || head_dims[i] % 4 == 0)
+                            attention(head_dims[i], 1 + i, kv_type, j % 2 ? 1 : 1 + i, contexts[j], 1 + 23 * j, j % 2 ? 40 : 0);
             }
         }
     }

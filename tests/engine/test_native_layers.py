@@ -9,6 +9,8 @@ from paged_batches import Text, advance, make_batch, make_cache, run_in_chunks, 
 from tiny_models import FAMILIES, VOCAB, StateDictSource, make_model
 from torch import Tensor
 
+from engine.kv.cache import KvCache
+from engine.kv.layout import KvLayout
 from engine.model.decoder import Decoder, DecoderWeights
 from engine.model.load import build_decoder
 from engine.model.spec import ModelSpec
@@ -68,6 +70,41 @@ def test_logits_are_the_same_alone_in_a_batch_and_in_chunks(family: str, scheme:
     for text in texts:
         for chunk in (1, len(text.token_ids)):
             assert torch.equal(torch.stack(text.logits), run_in_chunks(decoder, text.token_ids, chunk)), chunk
+
+
+def kept_otherwise(
+    decoder: Decoder, token_ids: list[int], chunk: int, options: dict[str, str], window: int | None
+) -> Tensor:
+    """Logits [len, vocab] of one text against a cache laid out by ``options`` under the user's ``window``."""
+    (pages,) = scattered_pages(1, len(token_ids), 16)
+    layout = KvLayout.of(decoder.spec, options, decoder.kv_dtype.itemsize)
+    cache = KvCache(decoder.spec, len(pages) + 1, 16, decoder.kv_dtype, layout=layout, scales=decoder.kv_scales())
+    cache.window = window
+    text = Text(token_ids, pages)
+    while text.num_computed < len(token_ids):
+        advance(decoder, cache, [(text, min(chunk, len(token_ids) - text.num_computed))])
+    return torch.stack(text.logits)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"gqa": "off"}, {"kv_dtype": "int8"}, {"kv_dtype": "int4"}, {"kv_dtype": "int4", "gqa": "off"}]
+)
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3", "phi3"])
+def test_every_cache_runs_at_once(family: str, window: int | None, options: dict[str, str]) -> None:
+    """Shared or copied heads, windows with sinks: exactly the single operations. Codes are read in fp32 there, in bf16 here."""
+    at_once, singly = decoder_of(family, "int8", CpuOps()), decoder_of(family, "int8", SingleOps())
+    with running_on("avx2", 2):
+        wanted = kept_otherwise(singly, prompt(60), 13, options, window)
+        got = kept_otherwise(at_once, prompt(60), 13, options, window)
+        alone = kept_otherwise(at_once, prompt(60), 1, options, window)
+    assert "layers" in at_once.active_paths() and "layers" not in singly.active_paths()
+    assert torch.equal(alone, got)
+    if "kv_dtype" in options:
+        assert (got - wanted).abs().mean() < 0.1 * wanted.std()  # tiny models make much of little
+        assert f"{options['kv_dtype']} codes" in at_once.active_paths()["attention"]
+    else:
+        assert torch.equal(got, wanted)
 
 
 def test_only_wanted_rows_are_answered() -> None:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 2  # RL_ABI_VERSION of rl.h
+ABI_VERSION = 3  # RL_ABI_VERSION of rl.h
 ISAS = ("", "avx2", "avx512", "avx512vnni")  # by the numbers of enum rl_isa_id
 _REBUILD = "Build them with: python -m engine.ops.cpu.native.build"
 

@@ -42,7 +42,9 @@ static Size lay_out(const rl_attention *args, rl_attention_piece *pieces, rl_att
                          size.num_partial_floats + floats * args->num_kv_heads <= MOST_PARTIAL_FLOATS;
             int64_t step = is_cut ? PIECE_SPLITS : splits.count;
             int64_t each = (splits.count + step - 1) / step;
-            for (int64_t head = 0; head < args->num_kv_heads; head++) {
+            int64_t first_head = span->kv_head < 0 ? 0 : span->kv_head;
+            int64_t last_head = span->kv_head < 0 ? args->num_kv_heads : span->kv_head + 1;
+            for (int64_t head = first_head; head < last_head; head++) {
                 for (int64_t i = 0; pieces && i < each; i++) {
                     rl_attention_piece piece = {s, head, first_flat, num_flat, splits, i * step,
                                                 least(step, splits.count - i * step), is_cut ? size.num_blocks : -1};
@@ -68,7 +70,7 @@ static int64_t up_to_line(int64_t bytes) { return (bytes + 63) & -64; }
 
 static int64_t scratch_bytes(int64_t head_dim) {
     return up_to_line((int64_t)sizeof(float) * (3 * RL_FLAT_ROWS * head_dim + head_dim * RL_SPLIT +
-                                                RL_FLAT_ROWS * RL_SPLIT + 4 * RL_FLAT_ROWS) +
+                                                RL_FLAT_ROWS * RL_SPLIT + 6 * RL_FLAT_ROWS + 4 * RL_SPLIT) +
                       (int64_t)sizeof(int64_t) * RL_SPLIT);
 }
 
@@ -78,9 +80,17 @@ static int64_t workspace_for(const rl_attention *args, Size size) {
            up_to_line(size.num_partial_floats * (int64_t)sizeof(float)) + rl_pool_threads() * scratch_bytes(args->head_dim);
 }
 
+int rl_kv_is_sound(const rl_kv *kv, int64_t head_dim) {
+    if (kv->type < RL_FP32 || kv->type > RL_KV4)
+        return 0;
+    if (kv->type < RL_KV8)
+        return 1;
+    return kv->key_numbers && kv->value_numbers && head_dim <= 1024 && (kv->type != RL_KV4 || head_dim % 4 == 0);
+}
+
 static int is_sound(const rl_attention *args) {
     return args->num_kv_heads > 0 && args->num_heads % args->num_kv_heads == 0 && args->head_dim > 0 &&
-           args->page_size > 0 && args->sink_tokens >= 0 && args->sink_tokens <= RL_SPLIT && args->kv_type >= RL_FP32 && args->kv_type <= RL_FP16;
+           args->page_size > 0 && args->sink_tokens >= 0 && args->sink_tokens <= RL_SPLIT && rl_kv_is_sound(&args->kv, args->head_dim);
 }
 
 /* Bytes of workspace that rl_paged_attention needs for these arguments and the present number of threads. */

@@ -4,18 +4,27 @@
 
 #include "rl.h"
 
-enum rl_float_type { RL_FP32 = 0, RL_BF16 = 1, RL_FP16 = 2 };
+/* Codes: int8 keys and values; int4, values of 4 bits and keys of 6 (codes.h). */
+enum rl_kv_type { RL_FP32 = 0, RL_BF16 = 1, RL_FP16 = 2, RL_KV8 = 3, RL_KV4 = 4 };
+
+/* Where a cache keeps a head's key and value of each slot: [slots, num_kv_heads, ...]. */
+typedef struct {
+    void *keys, *values;                    /* head_dim floats, or codes */
+    uint16_t *key_numbers, *value_numbers;  /* fp16 of codes: a scale, with int4 a minimum after it; else NULL */
+    const float *key_sizes, *value_sizes;   /* [num_kv_heads, head_dim]: codes are of x / size; or NULL: of x */
+    int64_t type;                           /* enum rl_kv_type */
+} rl_kv;
 
 /* One request's rows: [row, row + count) of the batch are its tokens at positions [context - count, context). The pages
- * of its keys are pages[first_page ...]: page i holds positions [i * page_size, (i + 1) * page_size). */
+ * of its keys are pages[first_page ...]: page i holds positions [i * page_size, (i + 1) * page_size). kv_head: the only KV
+ * head that is meant, or -1: all. */
 typedef struct {
-    int64_t row, count, context, first_page;
+    int64_t row, count, context, first_page, kv_head;
 } rl_span;
 
 typedef struct {
     const float *q;     /* [N, num_heads, head_dim] */
-    const void *keys;   /* [num_pages, page_size, num_kv_heads, head_dim], kv_type */
-    const void *values; /* the same shape */
+    rl_kv kv;
     float *out;         /* [N, num_heads * head_dim] */
     const rl_span *spans;
     const int64_t *pages;
@@ -23,12 +32,14 @@ typedef struct {
     void *workspace;    /* at least rl_attention_workspace() bytes */
     int64_t workspace_bytes;
     int64_t num_spans, num_heads, num_kv_heads, head_dim, page_size;
-    int64_t kv_type;  /* enum rl_float_type */
     int64_t window;   /* tokens a query sees, itself included; 0 for all */
     int64_t sink_tokens; /* first tokens that are seen although they lie before the window; at most RL_SPLIT */
     float scale;      /* of the scores */
     float softcap;    /* cap * tanh(score / cap); 0 for none */
 } rl_attention;
+
+/* Whether the kernels know such a cache. */
+int rl_kv_is_sound(const rl_kv *kv, int64_t head_dim);
 
 /* The splits that a block of rows sees: ``first``, first + 1 ... , and before those split 0 when only its sinks are seen. */
 typedef struct {

@@ -7,10 +7,9 @@
  *
  * Each key and value is read once for all rows of a block, that is for all query heads that share it.
  */
-#include "attention.h"
-#include "vector.h"
-
 #include <math.h>
+
+#include "codes.h"
 
 #define KEY_VECTORS (RL_SPLIT / RL_WIDTH)
 #ifdef __AVX512F__
@@ -29,7 +28,9 @@ typedef struct {
     float *values;   /* [RL_FLAT_ROWS, head_dim]: one split's weighted values */
     float *folded;   /* [RL_FLAT_ROWS, head_dim]: those of the splits so far */
     float *maxima, *sums, *folded_maxima, *folded_sums; /* [RL_FLAT_ROWS] */
-    int64_t *offsets; /* [RL_SPLIT]: where each token's key lies, in elements */
+    float *query_sums, *lows; /* [RL_FLAT_ROWS]: of coded caches, what minima are multiplied with, and the values' minima */
+    float *key_scales, *key_lows, *value_scales, *value_lows; /* [RL_SPLIT] */
+    int64_t *offsets; /* [RL_SPLIT]: where each token's key lies, in elements; of coded caches, in heads */
 } Scratch;
 
 static Scratch cut(char *memory, int64_t head_dim) {
@@ -44,6 +45,12 @@ static Scratch cut(char *memory, int64_t head_dim) {
     s.sums = s.maxima + RL_FLAT_ROWS;
     s.folded_maxima = s.sums + RL_FLAT_ROWS;
     s.folded_sums = s.folded_maxima + RL_FLAT_ROWS;
+    s.query_sums = s.folded_sums + RL_FLAT_ROWS;
+    s.lows = s.query_sums + RL_FLAT_ROWS;
+    s.key_scales = s.lows + RL_FLAT_ROWS;
+    s.key_lows = s.key_scales + RL_SPLIT;
+    s.value_scales = s.key_lows + RL_SPLIT;
+    s.value_lows = s.value_scales + RL_SPLIT;
     return s;
 }
 
@@ -89,6 +96,8 @@ RL_INLINE vmask lanes_seen(Sight keys, int64_t key) {
 /* -- scores ------------------------------------------------------------------------------------------------------------ */
 
 RL_INLINE vf load_any(const void *base, int64_t offset, int64_t type, int n) {
+    if (type == RL_KV8)
+        return vf_signed_byte(vf_load_bytes_n((const uint8_t *)base + offset, n), 0);
     if (type == RL_FP32)
         return vf_load_n((const float *)base + offset, n);
     const uint16_t *p = (const uint16_t *)base + offset;
@@ -199,6 +208,43 @@ static void soften(float *scores, Sight sight, int64_t first, int64_t last, floa
     *sum = vf_sum(total);
 }
 
+/* Scales and minima of the keys and values [first, last) of a split, those that stand for others too. */
+static void read_numbers(const rl_kv *kv, const Scratch *s, int64_t first, int64_t last) {
+    if (kv->type == RL_KV8)
+        for (int64_t key = first; key < last; key++) {
+            s->key_scales[key] = from_fp16(kv->key_numbers[s->offsets[key]]);
+            s->value_scales[key] = from_fp16(kv->value_numbers[s->offsets[key]]);
+            s->key_lows[key] = s->value_lows[key] = 0;
+        }
+    else
+        for (int64_t key = first; key < last; key++) {
+            const uint16_t *of_key = kv->key_numbers + 2 * s->offsets[key], *of_value = kv->value_numbers + 2 * s->offsets[key];
+            s->key_scales[key] = from_fp16(of_key[0]);
+            s->key_lows[key] = from_fp16(of_key[1]);
+            s->value_scales[key] = from_fp16(of_value[0]);
+            s->value_lows[key] = from_fp16(of_value[1]);
+        }
+}
+
+/* From products with codes to scores: q . (code * scale + low) = (q . code) * scale + (sum of q) * low. */
+static void scale_scores(float *scores, float query_sum, const Scratch *s, int64_t first, int64_t last) {
+    for (int64_t key = first * RL_WIDTH; key < last * RL_WIDTH; key += RL_WIDTH) {
+        vf low = vf_mul(vf_set1(query_sum), vf_load(s->key_lows + key));
+        vf_store(scores + key, vf_fma(vf_load(scores + key), vf_load(s->key_scales + key), low));
+    }
+}
+
+/* Weights become those of the values' codes; returns what the values' minima come to. */
+static float scale_shares(float *shares, const Scratch *s, int64_t first, int64_t last) {
+    vf low = vf_zero();
+    for (int64_t key = first * RL_WIDTH; key < last * RL_WIDTH; key += RL_WIDTH) {
+        vf share = vf_load(shares + key);
+        low = vf_fma(share, vf_load(s->value_lows + key), low);
+        vf_store(shares + key, vf_mul(share, vf_load(s->value_scales + key)));
+    }
+    return vf_sum(low);
+}
+
 /* -- weighted values --------------------------------------------------------------------------------------------------- */
 
 /* out[r][d] of ``rows`` rows and ``vectors`` vectors of dimensions; one chain of sums over the keys each. */
@@ -215,7 +261,7 @@ RL_INLINE void value_tile(const float *weights, const void *values, const int64_
             break;
         vf value[TILE_VECTORS];
         for (int v = 0; v < vectors; v++)
-            value[v] = load_any(values, offsets[key] + d + v * RL_WIDTH, type, n);
+            value[v] = load_any(values, offsets[key] * (type == RL_KV8 ? head_dim : 1) + d + v * RL_WIDTH, type, n);
         for (int r = 0; r < rows; r++) {
             vf weight = vf_set1(weights[r * RL_SPLIT + key]);
             for (int v = 0; v < vectors; v++)
@@ -259,15 +305,72 @@ static void value_rows_fp16(const float *weights, const void *values, const int6
     value_rows(weights, values, offsets, keys, out, head_dim, RL_FP16, rows);
 }
 
+static void value_rows_int8(const float *weights, const void *values, const int64_t *offsets, Sight keys, float *out,
+                            int64_t head_dim, int rows) {
+    value_rows(weights, values, offsets, keys, out, head_dim, RL_KV8, rows);
+}
+
+/* The same of 4-bit values: a vector of bytes holds channels from d and from head_dim / 2 + d on. */
+RL_INLINE void nibble_tile(const float *weights, const uint8_t *values, const int64_t *offsets, int64_t d, Sight keys,
+                           const float *lows, float *out, int64_t head_dim, const int rows, const int pairs, int n) {
+    int64_t half = head_dim / 2;
+    vf lower[TILE_ROWS][TILE_VECTORS / 2], upper[TILE_ROWS][TILE_VECTORS / 2];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < pairs; v++)
+            lower[r][v] = upper[r][v] = vf_set1(lows[r]);
+    for (int64_t key = first_key(keys); key < keys.last; key++) {
+        if (key == keys.sinks && key < keys.first)
+            key = keys.first;
+        if (key == keys.last)
+            break;
+        vf low[TILE_VECTORS / 2], high[TILE_VECTORS / 2];
+        for (int v = 0; v < pairs; v++) {
+            vf bytes = vf_load_bytes_n(values + offsets[key] * half + d + v * RL_WIDTH, n);
+            low[v] = vf_of_whole(vf_bits(bytes, 0, 15));
+            high[v] = vf_of_whole(vf_bits(bytes, 4, 15));
+        }
+        for (int r = 0; r < rows; r++) {
+            vf weight = vf_set1(weights[r * RL_SPLIT + key]);
+            for (int v = 0; v < pairs; v++) {
+                lower[r][v] = vf_fma(weight, low[v], lower[r][v]);
+                upper[r][v] = vf_fma(weight, high[v], upper[r][v]);
+            }
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < pairs; v++) {
+            vf_store_n(out + r * head_dim + d + v * RL_WIDTH, n, lower[r][v]);
+            vf_store_n(out + r * head_dim + half + d + v * RL_WIDTH, n, upper[r][v]);
+        }
+}
+
+static void value_rows_int4(const float *weights, const void *values, const int64_t *offsets, Sight keys, const float *lows,
+                            float *out, int64_t head_dim, int rows) {
+    int64_t half = head_dim / 2, d = 0;
+#define CALL(r, pairs) nibble_tile(weights, values, offsets, d, keys, lows, out, head_dim, r, pairs, RL_WIDTH)
+    for (; d + TILE_VECTORS / 2 * RL_WIDTH <= half; d += TILE_VECTORS / 2 * RL_WIDTH) {
+        EACH_ROWS(CALL, TILE_VECTORS / 2)
+    }
+    for (; d + RL_WIDTH <= half; d += RL_WIDTH) {
+        EACH_ROWS(CALL, 1)
+    }
+#undef CALL
+#define CALL(r, pairs) nibble_tile(weights, values, offsets, d, keys, lows, out, head_dim, r, pairs, (int)(half - d))
+    if (d < half) {
+        EACH_ROWS(CALL, 1)
+    }
+#undef CALL
+}
+
 /* -- one split, and folding -------------------------------------------------------------------------------------------- */
 
 /* Where keys [first, last) of a split lie. */
 static void locate_range(const rl_attention *args, const int64_t *pages, int64_t kv_head, int64_t base, int64_t first,
                          int64_t last, int64_t *offsets) {
-    int64_t token = args->num_kv_heads * args->head_dim;
+    int64_t size = args->kv.type < RL_KV8 ? args->head_dim : 1, token = args->num_kv_heads * size;
     while (first < last) {
         int64_t page = (base + first) / args->page_size, inside = (base + first) % args->page_size;
-        int64_t offset = (pages[page] * args->page_size + inside) * token + kv_head * args->head_dim;
+        int64_t offset = (pages[page] * args->page_size + inside) * token + kv_head * size;
         for (; inside < args->page_size && first < last; inside++, first++, offset += token)
             offsets[first] = offset;
     }
@@ -317,27 +420,38 @@ static void see_split(const rl_attention *args, const rl_attention_piece *piece,
         fetch(args->values, s->offsets, v * RL_WIDTH, (v + 1) * RL_WIDTH, element_bytes, row_bytes);
         const int64_t *offsets = s->offsets + v * RL_WIDTH;
         float *columns = s->keys + v * RL_WIDTH;
-        if (args->kv_type == RL_BF16)
-            transpose_keys(args->keys, offsets, RL_BF16, head_dim, columns);
-        else if (args->kv_type == RL_FP16)
-            transpose_keys(args->keys, offsets, RL_FP16, head_dim, columns);
-        else
-            transpose_keys(args->keys, offsets, RL_FP32, head_dim, columns);
+        switch (args->kv.type) {
+        case RL_FP32: transpose_keys(args->kv.keys, offsets, RL_FP32, head_dim, columns); break;
+        case RL_BF16: transpose_keys(args->kv.keys, offsets, RL_BF16, head_dim, columns); break;
+        case RL_FP16: transpose_keys(args->kv.keys, offsets, RL_FP16, head_dim, columns); break;
+        case RL_KV8: transpose_int8(args->kv.keys, offsets, head_dim, columns); break;
+        default: transpose_six_bits(args->kv.keys, offsets, head_dim, columns); break;
+        }
     }
+    int is_coded = args->kv.type >= RL_KV8;
+    if (is_coded)
+        read_numbers(&args->kv, s, first * RL_WIDTH, last * RL_WIDTH);
     for (int64_t flat = 0; flat < piece->num_flat; flat += TILE_ROWS) {
         int rows = piece->num_flat - flat < TILE_ROWS ? (int)(piece->num_flat - flat) : TILE_ROWS;
         float *shares = s->shares + flat * RL_SPLIT, *out = values + flat * head_dim;
         score_rows(s->queries + flat * head_dim, s->keys, shares, head_dim, rows, first, last);
         for (int r = 0; r < rows; r++) {
             Sight sight = within(sight_of(args, span, piece->first_flat + flat + r), base);
-            soften(shares + r * RL_SPLIT, sight, first, last, args->softcap, &maxima[flat + r], &sums[flat + r]);
+            float *share = shares + r * RL_SPLIT;
+            if (is_coded)
+                scale_scores(share, s->query_sums[flat + r], s, first, last);
+            soften(share, sight, first, last, args->softcap, &maxima[flat + r], &sums[flat + r]);
+            if (is_coded)
+                s->lows[flat + r] = scale_shares(share, s, first, last);
         }
-        if (args->kv_type == RL_BF16)
-            value_rows_bf16(shares, args->values, s->offsets, keys, out, head_dim, rows);
-        else if (args->kv_type == RL_FP16)
-            value_rows_fp16(shares, args->values, s->offsets, keys, out, head_dim, rows);
-        else
-            value_rows_fp32(shares, args->values, s->offsets, keys, out, head_dim, rows);
+        const void *from = args->kv.values;
+        switch (args->kv.type) {
+        case RL_FP32: value_rows_fp32(shares, from, s->offsets, keys, out, head_dim, rows); break;
+        case RL_BF16: value_rows_bf16(shares, from, s->offsets, keys, out, head_dim, rows); break;
+        case RL_FP16: value_rows_fp16(shares, from, s->offsets, keys, out, head_dim, rows); break;
+        case RL_KV8: value_rows_int8(shares, from, s->offsets, keys, out, head_dim, rows); break;
+        default: value_rows_int4(shares, from, s->offsets, keys, s->lows + flat, out, head_dim, rows); break;
+        }
     }
 }
 
@@ -375,6 +489,13 @@ static void begin_fold(const rl_attention *args, int64_t rows, const Scratch *s)
     memset(s->folded, 0, sizeof(float) * (size_t)(rows * args->head_dim));
 }
 
+static void multiply(float *x, const float *by, int64_t size) {
+    for (int64_t d = 0; d < size; d += RL_WIDTH) {
+        int n = lanes_of(size, d);
+        vf_store_n(x + d, n, vf_mul(vf_load_n(x + d, n), vf_load_n(by + d, n)));
+    }
+}
+
 /* Divide by the sums, sinks included, and write the rows out. */
 static void finish(const rl_attention *args, const rl_attention_piece *piece, const Scratch *s) {
     int64_t group = args->num_heads / args->num_kv_heads, head_dim = args->head_dim;
@@ -393,12 +514,18 @@ static void finish(const rl_attention *args, const rl_attention_piece *piece, co
             int n = head_dim - d < RL_WIDTH ? (int)(head_dim - d) : RL_WIDTH;
             vf_store_n(out + d, n, vf_mul(vf_load_n(s->folded + r * head_dim + d, n), share));
         }
+        if (args->kv.type == RL_KV4)
+            turn(out, head_dim);
+        if (args->kv.type >= RL_KV8 && args->kv.value_sizes)
+            multiply(out, args->kv.value_sizes + piece->kv_head * head_dim, head_dim);
     }
 }
 
 /* -- pieces ------------------------------------------------------------------------------------------------------------ */
 
-static void gather_queries(const rl_attention *args, const rl_attention_piece *piece, float *queries) {
+/* Scaled queries; for coded keys also as those are stored, with the sum of each. */
+static void gather_queries(const rl_attention *args, const rl_attention_piece *piece, const Scratch *s) {
+    float *queries = s->queries;
     int64_t group = args->num_heads / args->num_kv_heads, head_dim = args->head_dim;
     for (int64_t r = 0; r < piece->num_flat; r++) {
         int64_t flat = piece->first_flat + r;
@@ -406,6 +533,17 @@ static void gather_queries(const rl_attention *args, const rl_attention_piece *p
         const float *q = args->q + (row * args->num_heads + head) * head_dim;
         for (int64_t d = 0; d < head_dim; d++)
             queries[r * head_dim + d] = q[d] * args->scale;
+        if (args->kv.type < RL_KV8)
+            continue;
+        float *query = queries + r * head_dim;
+        if (args->kv.key_sizes)
+            multiply(query, args->kv.key_sizes + piece->kv_head * head_dim, head_dim);
+        if (args->kv.type == RL_KV4)
+            turn(query, head_dim);
+        vf sum = vf_zero();
+        for (int64_t d = 0; d < head_dim; d += RL_WIDTH)
+            sum = vf_add(sum, vf_load_n(query + d, lanes_of(head_dim, d)));
+        s->query_sums[r] = vf_sum(sum);
     }
 }
 
@@ -445,7 +583,7 @@ void RL_FN(rl_attention_work)(void *argument, int64_t thread) {
         if (index >= plan->num_pieces)
             return;
         const rl_attention_piece *piece = &plan->pieces[index];
-        gather_queries(args, piece, scratch.queries);
+        gather_queries(args, piece, &scratch);
         if (piece->block < 0)
             see_and_fold(args, piece, &scratch);
         else

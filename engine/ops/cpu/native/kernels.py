@@ -1,6 +1,7 @@
 """Attention and the operations between the products, in C: torch tensors in, torch tensors out.
 
-All activations are contiguous fp32; the cache is fp32, bf16 or fp16. Shapes as in ``ops/interface.py``.
+All activations are contiguous fp32; the cache is fp32, bf16, fp16 or codes of them (engine/kv/codec.py). Shapes as in
+``ops/interface.py``.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.kv.codec import ChannelScales
 from engine.ops.cpu import native
 from engine.ops.interface import AttentionParams, Span
 
-KV_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum rl_float_type
+# enum rl_kv_type, by what the first part of a key is kept in
+KV_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.uint8: 4}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}  # enum rl_activation
 LARGEST_HEAD_DIM = 1024
+ALL_HEADS = -1  # as the KV head of a span
 
 
 class NormArgs(ctypes.Structure):
@@ -37,6 +41,33 @@ class NormArgs(ctypes.Structure):
     )
 
 
+class KvArgs(ctypes.Structure):
+    """rl_kv of attention.h."""
+
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("key_numbers", c_void_p),
+        ("value_numbers", c_void_p),
+        ("key_sizes", c_void_p),
+        ("value_sizes", c_void_p),
+        ("type", c_int64),
+    )
+
+    @staticmethod
+    def of(keys: Sequence[Tensor], values: Sequence[Tensor], sizes: ChannelScales | None = None) -> KvArgs:
+        """keys, values: the parts of a layer's cache. sizes: of coded ones, per stored head; the caller holds them all."""
+        assert all(part.is_contiguous() for part in (*keys, *values))
+        args = KvArgs(keys=keys[0].data_ptr(), values=values[0].data_ptr(), type=KV_TYPES[keys[0].dtype])
+        if len(keys) > 1:
+            args.key_numbers, args.value_numbers = keys[1].data_ptr(), values[1].data_ptr()
+        if sizes is not None:
+            _check(*sizes)
+            assert sizes.keys.shape[0] == keys[0].shape[2], (sizes.keys.shape, keys[0].shape)
+            args.key_sizes, args.value_sizes = sizes.keys.data_ptr(), sizes.values.data_ptr()
+        return args
+
+
 class RopeArgs(ctypes.Structure):
     """rl_rope of pointwise.h."""
 
@@ -48,15 +79,14 @@ class RopeArgs(ctypes.Structure):
         ("k_norm", c_void_p),
         ("slots", c_void_p),
         ("positions", c_void_p),
-        ("keys", c_void_p),
-        ("values", c_void_p),
+        ("kv", KvArgs),
         ("q", c_void_p),
         ("rows", c_int64),
         ("num_heads", c_int64),
         ("num_kv_heads", c_int64),
         ("head_dim", c_int64),
         ("half", c_int64),
-        ("kv_type", c_int64),
+        ("copies", c_int64),
         ("eps", c_float),
     )
 
@@ -78,8 +108,7 @@ class AttentionArgs(ctypes.Structure):
 
     _fields_ = (
         ("q", c_void_p),
-        ("keys", c_void_p),
-        ("values", c_void_p),
+        ("kv", KvArgs),
         ("out", c_void_p),
         ("spans", c_void_p),
         ("pages", c_void_p),
@@ -91,7 +120,6 @@ class AttentionArgs(ctypes.Structure):
         ("num_kv_heads", c_int64),
         ("head_dim", c_int64),
         ("page_size", c_int64),
-        ("kv_type", c_int64),
         ("window", c_int64),
         ("sink_tokens", c_int64),
         ("scale", c_float),
@@ -99,8 +127,10 @@ class AttentionArgs(ctypes.Structure):
     )
 
 
-def attention_path() -> str:
-    return f"C kernel ({native.isa()})"
+def attention_path(kept_in: torch.dtype = torch.float32) -> str:
+    """What attention runs, for the panel. kept_in: the first part of a key."""
+    codes = {torch.int8: ", int8 codes read as they are", torch.uint8: ", int4 codes read as they are"}
+    return f"C kernel ({native.isa()}{codes.get(kept_in, '')})"
 
 
 @cache
@@ -147,9 +177,27 @@ def rope_and_write_kv(
     slots: Tensor,
 ) -> Tensor:
     """See ``Ops.rope_and_write_kv``; q is fp32 [N, H, D]."""
-    _check(qkv, cos, sin, q_norm, k_norm)
-    assert keys.is_contiguous() and values.is_contiguous() and slots.is_contiguous()
     num_kv_heads, head_dim = keys.shape[2:]
+    kv = KvArgs.of((keys,), (values,))
+    return rope_and_keep_kv(qkv, cos, sin, q_norm, k_norm, eps, kv, num_kv_heads, head_dim, slots)
+
+
+def rope_and_keep_kv(
+    qkv: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    kv: KvArgs,
+    num_kv_heads: int,
+    head_dim: int,
+    slots: Tensor,
+    copies: int = 1,
+) -> Tensor:
+    """The same into any cache, ``copies`` times per KV head."""
+    _check(qkv, cos, sin, q_norm, k_norm)
+    assert slots.is_contiguous()
     num_rows = qkv.shape[0]
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
     q = qkv.new_empty(num_rows, num_heads, head_dim)
@@ -160,15 +208,14 @@ def rope_and_write_kv(
         q_norm=_pointer(q_norm),
         k_norm=_pointer(k_norm),
         slots=slots.data_ptr(),
-        keys=keys.data_ptr(),
-        values=values.data_ptr(),
+        kv=kv,
         q=q.data_ptr(),
         rows=num_rows,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         half=0 if cos is None else cos.shape[1],
-        kv_type=KV_TYPES[keys.dtype],
+        copies=copies,
         eps=eps,
     )
     _call("rl_rope_and_write_kv", args)
@@ -189,7 +236,8 @@ def gated_mlp_activation(gate_up: Tensor, activation: str) -> Tensor:
 class SpanTable:
     """One step's spans as attention.c reads them; all layers share it.
 
-    rows: address of int64 [S, 4]: first row, count, context, where the span's pages begin in ``pages`` (of int64 too).
+    rows: address of int64 [S, 5]: first row, count, context, where the span's pages begin in ``pages`` (of int64 too),
+    its KV head.
     """
 
     def __init__(self, spans: Sequence[Span], page_size: int) -> None:
@@ -198,7 +246,7 @@ class SpanTable:
         self._rows = array("q")
         first_page = 0
         for span, pages in zip(spans, used, strict=True):
-            self._rows.extend((span.start, span.count, span.context, first_page))
+            self._rows.extend((span.start, span.count, span.context, first_page, ALL_HEADS))
             first_page += len(pages)
         self._pages = array("q", chain.from_iterable(used))
         self.rows = self._rows.buffer_info()[0]
@@ -233,26 +281,37 @@ class PagedAttention:
         sink_scores: fp32 [H], a score per head that takes its share and gives nothing. sink_tokens: the text's first
         tokens, at most 128, that a row sees although they lie before its window.
         """
+        kv = KvArgs.of((keys,), (values,))
+        return self.attend(q, kv, keys.shape[1], keys.shape[2], spans, params, sink_scores, sink_tokens)
+
+    def attend(
+        self,
+        q: Tensor,
+        kv: KvArgs,
+        page_size: int,
+        num_kv_heads: int,
+        spans: Sequence[Span],
+        params: AttentionParams,
+        sink_scores: Tensor | None = None,
+        sink_tokens: int = 0,
+    ) -> Tensor:
+        """The same with any cache."""
         _check(q, sink_scores)
-        assert keys.is_contiguous() and values.is_contiguous()
         num_rows, num_heads, head_dim = q.shape
         out = q.new_empty(num_rows, num_heads * head_dim)
-        page_size = keys.shape[1]
         table = self.table(spans, page_size)
         args = AttentionArgs(
             q=q.data_ptr(),
-            keys=keys.data_ptr(),
-            values=values.data_ptr(),
+            kv=kv,
             out=out.data_ptr(),
             spans=table.rows,
             pages=table.pages,
             sink_scores=_pointer(sink_scores),
             num_spans=len(spans),
             num_heads=num_heads,
-            num_kv_heads=keys.shape[2],
+            num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             page_size=page_size,
-            kv_type=KV_TYPES[keys.dtype],
             window=params.window or 0,
             sink_tokens=sink_tokens,
             scale=params.scale,

@@ -49,8 +49,7 @@ static Buffers cut(const rl_decoder *d, const rl_step *step) {
 static rl_attention attention_of(const rl_decoder *d, const rl_step *step, const rl_layer *layer, const Buffers *at) {
     rl_attention args = {
         .q = at->q,
-        .keys = layer->keys,
-        .values = layer->values,
+        .kv = layer->kv,
         .out = at->attended,
         .spans = step->spans,
         .pages = step->pages,
@@ -58,11 +57,11 @@ static rl_attention attention_of(const rl_decoder *d, const rl_step *step, const
         .workspace_bytes = at->attention_bytes,
         .num_spans = step->num_spans,
         .num_heads = d->num_heads,
-        .num_kv_heads = d->num_kv_heads,
+        .num_kv_heads = d->num_kv_heads * step->copies,
         .head_dim = d->head_dim,
         .page_size = step->page_size,
-        .kv_type = step->kv_type,
         .window = layer->window,
+        .sink_tokens = layer->sink_tokens,
         .scale = d->scale,
         .softcap = d->softcap,
     };
@@ -124,15 +123,14 @@ static int64_t attend(const Run *run, const rl_layer *layer) {
         .k_norm = layer->k_norm,
         .slots = step->slots,
         .positions = step->positions,
-        .keys = layer->keys,
-        .values = layer->values,
+        .kv = layer->kv,
         .q = run->at.q,
         .rows = step->rows,
         .num_heads = d->num_heads,
         .num_kv_heads = d->num_kv_heads,
         .head_dim = d->head_dim,
         .half = turn.half,
-        .kv_type = step->kv_type,
+        .copies = step->copies,
         .eps = d->eps,
     };
     rl_attention attention = attention_of(d, step, layer, &run->at);

@@ -15,8 +15,9 @@ typedef struct {
 typedef struct {
     const float *attn_norm, *q_norm, *k_norm, *post_attn_norm, *mlp_norm, *post_mlp_norm; /* NULL where there is none */
     rl_matrix qkv, attn_out, gate_up, mlp_out;
-    void *keys, *values; /* the layer's cache: [num_pages, page_size, num_kv_heads, head_dim] */
+    rl_kv kv;            /* [num_pages, page_size, copies * num_kv_heads, ...] */
     int64_t window;      /* 0 for all */
+    int64_t sink_tokens; /* seen before the window */
     int64_t rotation;    /* into rl_step.rotations, or -1: none */
 } rl_layer;
 
@@ -45,7 +46,8 @@ typedef struct {
     float *out;              /* [num_wanted, hidden]: normed, for the head */
     void *workspace;
     int64_t workspace_bytes;
-    int64_t rows, num_spans, num_wanted, page_size, kv_type;
+    int64_t rows, num_spans, num_wanted, page_size;
+    int64_t copies; /* stored heads per KV head: 1, or all query heads that share it */
 } rl_step;
 
 #endif

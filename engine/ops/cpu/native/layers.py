@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.model.spec import LayerSpec, ModelSpec
 from engine.ops.cpu import native
-from engine.ops.cpu.native.kernels import ACTIVATIONS, KV_TYPES, LARGEST_HEAD_DIM, SpanTable, attention_path
+from engine.ops.cpu.native.kernels import ACTIVATIONS, LARGEST_HEAD_DIM, KvArgs, SpanTable, attention_path
 from engine.ops.cpu.native.linear import NativePacked
 from engine.ops.interface import KvTensors, Packed, StepBatch
 
@@ -48,9 +48,9 @@ class Layer(ctypes.Structure):
         ("attn_out", Matrix),
         ("gate_up", Matrix),
         ("mlp_out", Matrix),
-        ("keys", c_void_p),
-        ("values", c_void_p),
+        ("kv", KvArgs),
         ("window", c_int64),
+        ("sink_tokens", c_int64),
         ("rotation", c_int64),
     )
 
@@ -98,7 +98,7 @@ class StepArgs(ctypes.Structure):
         ("num_spans", c_int64),
         ("num_wanted", c_int64),
         ("page_size", c_int64),
-        ("kv_type", c_int64),
+        ("copies", c_int64),
     )
 
 
@@ -112,6 +112,7 @@ class NativeLayers:
 
     def __init__(self, spec: ModelSpec, weights: DecoderWeights) -> None:
         self._weights = weights
+        self._spec = spec
         self._layers = (Layer * spec.num_layers)(
             *(_layer(layer, its) for layer, its in zip(spec.layers, weights.layers, strict=True))
         )
@@ -134,7 +135,8 @@ class NativeLayers:
         self._hidden = spec.hidden_size
         self._rotations = (RotationArgs * max(1, len(spec.ropes)))()
         self._workspace = torch.empty(0, dtype=torch.uint8)
-        self._kv_type = 0
+        self._copies = 1
+        self._attention_path = attention_path()
         self._cache: weakref.ref[KvTensors] | None = None
 
     @staticmethod
@@ -148,7 +150,7 @@ class NativeLayers:
         )
 
     def active_paths(self) -> dict[str, str]:
-        return {"products": self._products_path, "attention": attention_path(), "layers": "all in one C call"}
+        return {"products": self._products_path, "attention": self._attention_path, "layers": "all in one C call"}
 
     def run(self, x: Tensor, batch: StepBatch, rotations: Sequence[Tensor], kv: KvTensors) -> Tensor:
         """x: fp32 [N, hidden], overwritten. rotations: cosines and sines, fp32 [2, positions, half] each. Writes the step's keys and values; returns the normed rows of
@@ -175,7 +177,7 @@ class NativeLayers:
             num_spans=len(batch.spans),
             num_wanted=out.shape[0],
             page_size=kv.page_size,
-            kv_type=self._kv_type,
+            copies=self._copies,
         )
         needed = self._call("rl_layers_workspace", step)
         if self._workspace.numel() < needed:
@@ -193,11 +195,12 @@ class NativeLayers:
     def _bind_cache(self, kv: KvTensors) -> None:
         if self._cache is not None and self._cache() is kv:
             return
-        for index, layer in enumerate(self._layers):
-            (keys,), (values,) = kv.layer(index).keys, kv.layer(index).values
-            assert keys.is_contiguous() and values.is_contiguous()
-            layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
-            self._kv_type = KV_TYPES[keys.dtype]
+        for index, (layer, spec) in enumerate(zip(self._layers, self._spec.layers, strict=True)):
+            its = kv.layer(index)
+            layer.kv = KvArgs.of(its.keys, its.values, its.sizes)
+            layer.window, layer.sink_tokens = kv.sight(spec.window)
+            self._attention_path = attention_path(its.keys[0].dtype)
+            self._copies = its.keys[0].shape[2] // self._spec.num_kv_heads
         self._cache = weakref.ref(kv)
 
 
@@ -217,7 +220,6 @@ def _layer(spec: LayerSpec, weights: LayerWeights) -> Layer:
         attn_out=_matrix(weights.attn_out),
         gate_up=_matrix(weights.gate_up),
         mlp_out=_matrix(weights.mlp_out),
-        window=spec.window or 0,
         rotation=-1 if spec.rope is None else spec.rope,
     )
 

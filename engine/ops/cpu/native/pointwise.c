@@ -1,7 +1,6 @@
 /* The operations between the products: norms, rotation and cache write, gated activation. Each row is one row's business,
  * so that results never depend on how rows are dealt out to threads. */
 #include "pointwise.h"
-#include "attention.h"
 
 #define PIECE_ELEMENTS 8192        /* of a row's input, per piece */
 #define WORTH_THREADS_ELEMENTS 32768 /* below, waking threads costs more than it saves */
@@ -45,8 +44,7 @@ RL_API int64_t rl_rms_norm(const rl_norm *args) {
 /* Rotary embedding (RoFormer, Su 2021), in the order in which dimensions i and i + half turn as a pair. */
 RL_API int64_t rl_rope_and_write_kv(const rl_rope *args) {
     if (args->rows < 0 || args->num_heads <= 0 || args->num_kv_heads <= 0 || 2 * args->half > args->head_dim ||
-        args->head_dim > 1024 ||
-        args->kv_type < RL_FP32 || args->kv_type > RL_FP16)
+        args->head_dim > 1024 || args->copies <= 0 || !rl_kv_is_sound(&args->kv, args->head_dim))
         return -1;
     deal_rows(rope_rows, args, args->rows, (args->num_heads + 2 * args->num_kv_heads) * args->head_dim);
     return 0;

@@ -2,7 +2,7 @@
 #ifndef RL_POINTWISE_H
 #define RL_POINTWISE_H
 
-#include "rl.h"
+#include "attention.h"
 
 enum rl_activation { RL_SILU = 0, RL_GELU = 1, RL_GELU_TANH = 2 };
 
@@ -24,12 +24,11 @@ typedef struct {
     const float *k_norm;   /* [head_dim] or NULL */
     const int64_t *slots;  /* [rows]: page * page_size + offset */
     const int64_t *positions; /* [rows]: which rows of cos and sin; or NULL: each its own */
-    void *keys;            /* [slots, num_kv_heads, head_dim], kv_type */
-    void *values;          /* the same */
+    rl_kv kv;              /* [slots, copies * num_kv_heads, ...] */
     float *q;              /* [rows, num_heads, head_dim] */
     int64_t rows, num_heads, num_kv_heads, head_dim;
     int64_t half;          /* pairs that rotate: dimensions i and i + half */
-    int64_t kv_type;       /* enum rl_float_type of attention.h */
+    int64_t copies;        /* stored heads per KV head: 1, or the query heads that share it */
     float eps;
 } rl_rope;
 

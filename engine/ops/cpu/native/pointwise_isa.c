@@ -1,9 +1,8 @@
 /* Norms, rotation, cache write and gated activation of some rows; see pointwise.h. */
-#include "pointwise.h"
-#include "attention.h"
-#include "vector.h"
-
 #include <math.h>
+
+#include "codes.h"
+#include "pointwise.h"
 
 RL_INLINE int lanes_left(int64_t size, int64_t done) {
     return size - done < RL_WIDTH ? (int)(size - done) : RL_WIDTH;
@@ -69,6 +68,37 @@ static void store_kv(void *base, int64_t offset, int64_t type, const float *x, i
     }
 }
 
+/* A head's key or value to ``copies`` stored heads from ``head`` on. */
+static void store_floats(const rl_rope *args, void *base, int64_t slot, int64_t head, const float *x) {
+    int64_t stored = args->num_kv_heads * args->copies;
+    for (int64_t copy = 0; copy < args->copies; copy++)
+        store_kv(base, (slot * stored + head * args->copies + copy) * args->head_dim, args->kv.type, x, args->head_dim);
+}
+
+/* The same in codes. x is left as it is. */
+static void store_codes(const rl_rope *args, int is_key, int64_t slot, int64_t head, const float *x) {
+    const rl_kv *kv = &args->kv;
+    int64_t head_dim = args->head_dim, first = slot * args->num_kv_heads * args->copies + head * args->copies;
+    const float *sizes = is_key ? kv->key_sizes : kv->value_sizes;
+    int64_t code_bytes = kv->type == RL_KV8 ? head_dim : is_key ? head_dim / 2 + head_dim / 4 : head_dim / 2;
+    int64_t num_numbers = kv->type == RL_KV8 ? 1 : 2;
+    uint8_t *codes = (uint8_t *)(is_key ? kv->keys : kv->values) + first * code_bytes;
+    uint16_t *numbers = (is_key ? kv->key_numbers : kv->value_numbers) + first * num_numbers;
+    float part[RL_LARGEST_HEAD];
+    for (int64_t d = 0; d < head_dim; d++)
+        part[d] = sizes ? x[d] / sizes[head * args->copies * head_dim + d] : x[d];
+    if (kv->type == RL_KV8)
+        encode_int8(part, head_dim, (int8_t *)codes, numbers);
+    else {
+        turn(part, head_dim);
+        encode_bits(part, head_dim, is_key ? 6 : 4, codes, numbers);
+    }
+    for (int64_t copy = 1; copy < args->copies; copy++) {
+        memcpy(codes + copy * code_bytes, codes, (size_t)code_bytes);
+        memcpy(numbers + copy * num_numbers, numbers, sizeof *numbers * (size_t)num_numbers);
+    }
+}
+
 /* One head of q or k: norm and rotation where asked; the result is in ``out``. */
 static void prepare_head(const rl_rope *args, const float *x, const float *weight, int64_t row, float *out) {
     int64_t head_dim = args->head_dim, half = args->half;
@@ -93,11 +123,16 @@ void RL_FN(rl_rope_rows)(const rl_rope *args, int64_t first, int64_t last) {
             prepare_head(args, qkv + head * head_dim, args->q_norm, row,
                          args->q + (row * num_heads + head) * head_dim);
         const float *k = qkv + num_heads * head_dim, *v = k + num_kv_heads * head_dim;
-        int64_t slot = args->slots[row] * num_kv_heads * head_dim;
+        int64_t slot = args->slots[row];
         for (int64_t head = 0; head < num_kv_heads; head++) {
             prepare_head(args, k + head * head_dim, args->k_norm, row, key);
-            store_kv(args->keys, slot + head * head_dim, args->kv_type, key, head_dim);
-            store_kv(args->values, slot + head * head_dim, args->kv_type, v + head * head_dim, head_dim);
+            if (args->kv.type >= RL_KV8) {
+                store_codes(args, 1, slot, head, key);
+                store_codes(args, 0, slot, head, v + head * head_dim);
+                continue;
+            }
+            store_floats(args, args->kv.keys, slot, head, key);
+            store_floats(args, args->kv.values, slot, head, v + head * head_dim);
         }
     }
 }

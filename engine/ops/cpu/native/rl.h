@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 /* Raise when the meaning of an entry point's arguments or of packed bytes changes; __init__.py holds the same number. */
-#define RL_ABI_VERSION 2
+#define RL_ABI_VERSION 3
 
 #ifdef _WIN32
 #define RL_API __declspec(dllexport)
