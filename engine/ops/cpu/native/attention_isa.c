@@ -392,10 +392,10 @@ static void locate_keys(const rl_attention *args, const rl_span *span, int64_t k
 
 /* Ask for the rows [first, last) of a split ahead of their use. Heads lie between each other, a step too wide for the
  * processor to foresee: without this each vector of keys waits for memory. */
-RL_INLINE void fetch(const void *base, const int64_t *offsets, int64_t first, int64_t last, int64_t element_bytes,
+RL_INLINE void fetch(const void *base, const int64_t *offsets, int64_t first, int64_t last, int64_t step,
                      int64_t row_bytes) {
     for (int64_t key = first; key < last; key++) {
-        const char *row = (const char *)base + offsets[key] * element_bytes;
+        const char *row = (const char *)base + offsets[key] * step;
         for (int64_t at = 0; at < row_bytes; at += 64)
             _mm_prefetch(row + at, _MM_HINT_T0);
     }
@@ -412,12 +412,17 @@ static void see_split(const rl_attention *args, const rl_attention_piece *piece,
     int64_t first = first_key(keys) / RL_WIDTH, last = (keys.last + RL_WIDTH - 1) / RL_WIDTH;
 
     locate_keys(args, span, piece->kv_head, base, keys, s->offsets);
-    int64_t element_bytes = args->kv_type == RL_FP32 ? 4 : 2, row_bytes = head_dim * element_bytes;
+    int64_t type = args->kv.type, unit = type == RL_FP32 ? 4 : 2, key_bytes = head_dim * unit, value_bytes = key_bytes;
+    if (type == RL_KV8)
+        key_bytes = value_bytes = head_dim;
+    else if (type == RL_KV4)
+        value_bytes = head_dim / 2, key_bytes = value_bytes + head_dim / 4;
+    int64_t key_step = type < RL_KV8 ? unit : key_bytes, value_step = type < RL_KV8 ? unit : value_bytes;
     for (int64_t v = first; v < last; v++) {
         int64_t ahead = v == first ? v * RL_WIDTH : (v + FETCH_VECTORS) * RL_WIDTH;
         int64_t until = (v + FETCH_VECTORS + 1) * RL_WIDTH, end = last * RL_WIDTH;
-        fetch(args->keys, s->offsets, ahead < end ? ahead : end, until < end ? until : end, element_bytes, row_bytes);
-        fetch(args->values, s->offsets, v * RL_WIDTH, (v + 1) * RL_WIDTH, element_bytes, row_bytes);
+        fetch(args->kv.keys, s->offsets, ahead < end ? ahead : end, until < end ? until : end, key_step, key_bytes);
+        fetch(args->kv.values, s->offsets, v * RL_WIDTH, (v + 1) * RL_WIDTH, value_step, value_bytes);
         const int64_t *offsets = s->offsets + v * RL_WIDTH;
         float *columns = s->keys + v * RL_WIDTH;
         switch (args->kv.type) {
