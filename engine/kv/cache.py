@@ -24,6 +24,8 @@ from engine.model.spec import ModelSpec
 from engine.ops.interface import AttentionParams, Ops, Span
 from engine.ops.reference import hidden_keys, soft_cap
 
+COMPILED_SPARSE_PAGES = range(2, 67)  # that CompiledLayers can choose per KV head (MOST_RANKED of sparse_isa.c)
+
 
 class KvCache:
     """All layers' pages. Part tensors are [num_pages, page_size, heads, size]; page 0 is never handed out, padding goes there.
@@ -51,6 +53,8 @@ class KvCache:
         self.window: int | None = None
         self.sparse_pages: int | None = None  # that a decoding token reads per KV head, at most; None: all it sees
         self._reading = _Reading()
+        self._has_windows = any(layer.window is not None for layer in spec.layers)
+        self.revision = 0
         codec = codec_for(self.layout.kv_dtype, spec.head_dim, dtype)
         heads = self.layout.num_heads
         shape = (spec.num_layers, num_pages, page_size, heads)
@@ -72,8 +76,13 @@ class KvCache:
 
     @property
     def runs_at_once(self) -> bool:
-        """Nothing happens between writing and reading that a backend's ``CompiledLayers`` does not know."""
-        return self.sparse_pages is None
+        """Nothing happens between writing and reading that a backend's ``CompiledLayers`` does not know.
+
+        It does not choose pages within a window.
+        """
+        if self.sparse_pages is None:
+            return True
+        return not self._has_windows and self.window is None and self.sparse_pages in COMPILED_SPARSE_PAGES
 
     def begin_step(self) -> None:
         """Another step's layers follow: nothing that those of the last one shared holds any more."""
@@ -90,6 +99,7 @@ class KvCache:
         if num_pages is None or self.sparse_pages is None:
             for layer in self._layers[DENSE_LAYERS:]:
                 layer.set_sparse(num_pages is not None, torch.tensor(written, dtype=torch.int64))
+            self.revision += 1
         self.sparse_pages = num_pages
 
     def layer(self, index: int) -> KvLayer:
@@ -99,6 +109,12 @@ class KvCache:
         """How the latest step reached keys and values, for the panel; empty when it read the pages as they are."""
         path = "; ".join(self._reading.paths)
         return {"kv": path} if path else {}
+
+    def note_choosing(self, spans: Sequence[Span]) -> None:
+        """Layers that run at once let those of ``spans`` choose their pages that decode and see more than they may read."""
+        count = self.sparse_pages
+        if count is not None:
+            self._reading.note_choosing(count, sum(s.is_decode and s.context > count * self.page_size for s in spans))
 
     @property
     def current_reading(self) -> _Reading:
@@ -153,6 +169,10 @@ class KvLayer:
             keys = self.decoded(pages)[0]
             keys = rotate(keys.float()) if self._codec.keys.rotates else keys
             self._bounds.read_pages(pages, keys if self.sizes is None else keys * self.sizes.keys)
+
+    @property
+    def bounds(self) -> tuple[Tensor, Tensor] | None:
+        return None if self._bounds is None else (self._bounds.least, self._bounds.largest)
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -310,6 +330,10 @@ class _Reading:
             self.gathers[key] = torch.tensor(pages, dtype=torch.int64), tuple(moved)
         return self.gathers[key]
 
+    def note_choosing(self, count: int, num_chats: int) -> None:
+        if num_chats:
+            self.paths.setdefault(f"{count} pages per KV head chosen by key bounds in {num_chats} chats")
+
     def divided(self, params: AttentionParams, page_size: int, count: int) -> _Division:
         """Decoding spans that see more than ``count`` pages choose; the others do not."""
         key = (params.window, params.sinks)
@@ -326,8 +350,7 @@ class _Reading:
                     others.append(replace(span, start=len(rows)))
                     rows += range(span.start, span.start + span.count)
             self.divisions[key] = _Division(tuple(choosing), tuple(others), torch.tensor(rows, dtype=torch.int64))
-            if choosing:
-                self.paths.setdefault(f"{count} pages per KV head chosen by key bounds in {len(choosing)} chats")
+            self.note_choosing(count, len(choosing))
         return self.divisions[key]
 
 

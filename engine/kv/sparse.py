@@ -12,11 +12,11 @@ from torch import Tensor
 
 
 class PageBounds:
-    """One layer's bounds: fp32 [num_pages, heads, D] each."""
+    """One layer's bounds, ``least`` and ``largest``: fp32 [num_pages, heads, D] each."""
 
     def __init__(self, num_pages: int, num_heads: int, head_dim: int) -> None:
-        self._least = torch.zeros(num_pages, num_heads, head_dim)
-        self._largest = torch.zeros(num_pages, num_heads, head_dim)
+        self.least = torch.zeros(num_pages, num_heads, head_dim)
+        self.largest = torch.zeros(num_pages, num_heads, head_dim)
 
     @property
     def num_bytes(self) -> int:
@@ -24,24 +24,24 @@ class PageBounds:
 
     def read_pages(self, pages: Tensor, keys: Tensor) -> None:
         """Bounds of pages that were written before: pages int64 [n], keys [n, P, heads, D]."""
-        self._least[pages] = keys.float().amin(1)
-        self._largest[pages] = keys.float().amax(1)
+        self.least[pages] = keys.float().amin(1)
+        self.largest[pages] = keys.float().amax(1)
 
     def add(self, slots: Tensor, keys: Tensor, page_size: int) -> None:
         """Keys [N, heads, D] were written at ``slots``; a page begins anew when its first slot is written."""
         pages, keys = slots // page_size, keys.float()
         begun = pages[slots % page_size == 0]
-        self._least[begun], self._largest[begun] = torch.inf, -torch.inf
+        self.least[begun], self.largest[begun] = torch.inf, -torch.inf
         index = pages[:, None, None].expand_as(keys)
-        self._least.scatter_reduce_(0, index, keys, "amin")
-        self._largest.scatter_reduce_(0, index, keys, "amax")
+        self.least.scatter_reduce_(0, index, keys, "amin")
+        self.largest.scatter_reduce_(0, index, keys, "amax")
 
     def choose(self, q: Tensor, pages: Tensor, count: int) -> Tensor:
         """For each KV head ``count`` of ``pages`` [n], as indices into them, ascending: int64 [heads, count].
 
         q: [H, D], the query heads of a KV head next to each other.
         """
-        least, largest = self._least[pages].permute(1, 2, 0), self._largest[pages].permute(1, 2, 0)  # [heads, D, n]
+        least, largest = self.least[pages].permute(1, 2, 0), self.largest[pages].permute(1, 2, 0)  # [heads, D, n]
         grouped = q.float().view(least.shape[0], -1, q.shape[-1])
         bounds = (grouped.clamp_min(0) @ largest + grouped.clamp_max(0) @ least).amax(1)
         bounds[:, [0, -1]] = torch.inf

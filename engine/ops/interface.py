@@ -201,6 +201,11 @@ class KvLayer(Protocol):
     values: tuple[Tensor, ...]
     sizes: ChannelScales | None
 
+    @property
+    def bounds(self) -> tuple[Tensor, Tensor] | None:
+        """Least and largest key of each page, fp32 [num_pages, heads, head_dim] each, where rows choose their pages."""
+        ...
+
     def write_target(self, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values [pages, P, K, D] and slots [N] to write this step's rows to, in the activations' dtype."""
         ...
@@ -218,6 +223,8 @@ class KvTensors(Protocol):
     """What a model needs of the KV cache: its layers, and how the latest step reached them (for the panel)."""
 
     page_size: int
+    sparse_pages: int | None  # that a decoding row reads per KV head of a layer with bounds, at most
+    revision: int  # another number when a layer's tensors or sights have changed
 
     @property
     def runs_at_once(self) -> bool:
@@ -226,6 +233,10 @@ class KvTensors(Protocol):
 
     def begin_step(self) -> None:
         """Another step's layers follow."""
+        ...
+
+    def note_choosing(self, spans: Sequence[Span]) -> None:
+        """Compiled layers let those of ``spans`` choose their pages that have more than they may read."""
         ...
 
     def sight(self, window: int | None) -> tuple[int, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from native_kernels import needs_kernels, running_on
@@ -105,6 +107,52 @@ def test_every_cache_runs_at_once(family: str, window: int | None, options: dict
         assert f"{options['kv_dtype']} codes" in at_once.active_paths()["attention"]
     else:
         assert torch.equal(got, wanted)
+
+
+def replies(
+    decoder: Decoder, options: dict[str, str], count: int | None, later: bool = False
+) -> tuple[Tensor, KvCache]:
+    """Logits of three texts written together token by token after prompts of 75, 20 and 90, reading ``count`` pages of 8
+    tokens; later: from the fifth token on."""
+    lengths = (75, 20, 90)
+    page_lists = scattered_pages(3, 110, 8)
+    layout = KvLayout.of(decoder.spec, options, decoder.kv_dtype.itemsize)
+    cache = KvCache(decoder.spec, 60, 8, decoder.kv_dtype, layout=layout, scales=decoder.kv_scales())
+    if not later:
+        cache.set_sparse(count)
+    texts = [Text(prompt(n + 12, seed), pages) for seed, (n, pages) in enumerate(zip(lengths, page_lists, strict=True))]
+    advance(decoder, cache, list(zip(texts, lengths, strict=True)))
+    for step in range(12):
+        if later and step == 5:
+            cache.set_sparse(count, [page for pages in page_lists for page in pages])
+        batch = make_batch([(text, 1) for text in texts], 8)
+        batch = replace(batch, spans=tuple(replace(span, is_decode=True) for span in batch.spans))
+        for text, row in zip(texts, decoder.forward(batch, cache), strict=True):
+            text.logits.append(row)
+            text.num_computed += 1
+    return torch.stack([row for text in texts for row in text.logits[-12:]]), cache
+
+
+@pytest.mark.parametrize("options", [{}, {"gqa": "off"}, {"kv_dtype": "int8"}, {"kv_dtype": "int4", "gqa": "off"}])
+@pytest.mark.parametrize("later", [False, True])
+def test_pages_are_chosen_within_the_one_call(options: dict[str, str], later: bool) -> None:
+    at_once, singly = decoder_of("llama", "int8", CpuOps()), decoder_of("llama", "int8", SingleOps())
+    with running_on("avx2", 2):
+        wanted, cache = replies(singly, options, 4, later)
+        assert "4 pages per KV head chosen by key bounds in 2 chats" in cache.active_paths()["kv"]
+        got, cache = replies(at_once, options, 4, later)
+        dense, _ = replies(at_once, options, None)
+    assert "layers" in at_once.active_paths()
+    assert cache.active_paths()["kv"] == "4 pages per KV head chosen by key bounds in 2 chats"
+    assert torch.equal(got[12:24], dense[12:24])  # the short text sees all of its pages
+    error, left_out = (got - wanted).abs().mean(), (dense - wanted).abs().mean()
+    assert error < (0.5 if "kv_dtype" in options else 0.01) * left_out
+
+
+def test_layers_with_windows_choose_pages_one_operation_at_a_time() -> None:
+    decoder = decoder_of("gemma3", "int8", CpuOps())
+    _, cache = replies(decoder, {}, 4)
+    assert "layers" not in decoder.active_paths() and "chosen by key bounds" in cache.active_paths()["kv"]
 
 
 def test_only_wanted_rows_are_answered() -> None:

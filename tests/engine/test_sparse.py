@@ -137,8 +137,8 @@ def test_a_page_used_again_forgets_its_old_bounds() -> None:
     bounds = PageBounds(3, 1, 2)
     bounds.add(torch.arange(4, 8), torch.full((4, 1, 2), 9.0), 4)
     bounds.add(torch.arange(4, 6), torch.tensor([[[1.0, -1.0]], [[2.0, 0.0]]]), 4)
-    assert bounds._least[1].tolist() == [[1.0, -1.0]]
-    assert bounds._largest[1].tolist() == [[2.0, 0.0]]
+    assert bounds.least[1].tolist() == [[1.0, -1.0]]
+    assert bounds.largest[1].tolist() == [[2.0, 0.0]]
 
 
 # -- in the engine ------------------------------------------------------------------------------

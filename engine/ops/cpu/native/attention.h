@@ -17,9 +17,9 @@ typedef struct {
 
 /* One request's rows: [row, row + count) of the batch are its tokens at positions [context - count, context). The pages
  * of its keys are pages[first_page ...]: page i holds positions [i * page_size, (i + 1) * page_size). kv_head: the only KV
- * head that is meant, or -1: all. */
+ * head that is meant, or -1: all. is_decode: its one row continues a reply. */
 typedef struct {
-    int64_t row, count, context, first_page, kv_head;
+    int64_t row, count, context, first_page, kv_head, is_decode;
 } rl_span;
 
 typedef struct {

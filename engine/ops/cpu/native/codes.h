@@ -15,6 +15,16 @@
 
 static inline int lanes_of(int64_t size, int64_t done) { return size - done < RL_WIDTH ? (int)(size - done) : RL_WIDTH; }
 
+/* Elements of a cache of floats. */
+RL_INLINE vf load_floats(const void *base, int64_t offset, int64_t type, int n) {
+    if (type == RL_FP32)
+        return vf_load_n((const float *)base + offset, n);
+    const uint16_t *p = (const uint16_t *)base + offset;
+    if (n >= RL_WIDTH)
+        return type == RL_BF16 ? vf_load_bf16(p) : vf_load_fp16(p);
+    return type == RL_BF16 ? vf_load_bf16_n(p, n) : vf_load_fp16_n(p, n);
+}
+
 /* -- integers in vectors ----------------------------------------------------------------------------------------------- */
 
 /* Lane i takes lane i ^ step; step is 1, 2, 4 (or 8 with 16 lanes). */

@@ -81,6 +81,7 @@ class RopeArgs(ctypes.Structure):
         ("positions", c_void_p),
         ("kv", KvArgs),
         ("q", c_void_p),
+        ("k", c_void_p),
         ("rows", c_int64),
         ("num_heads", c_int64),
         ("num_kv_heads", c_int64),
@@ -236,8 +237,8 @@ def gated_mlp_activation(gate_up: Tensor, activation: str) -> Tensor:
 class SpanTable:
     """One step's spans as attention.c reads them; all layers share it.
 
-    rows: address of int64 [S, 5]: first row, count, context, where the span's pages begin in ``pages`` (of int64 too),
-    its KV head.
+    rows: address of int64 [S, 6]: first row, count, context, where the span's pages begin in ``pages`` (of int64 too),
+    its KV head, whether it decodes. num_pages: in ``pages``.
     """
 
     def __init__(self, spans: Sequence[Span], page_size: int) -> None:
@@ -246,9 +247,10 @@ class SpanTable:
         self._rows = array("q")
         first_page = 0
         for span, pages in zip(spans, used, strict=True):
-            self._rows.extend((span.start, span.count, span.context, first_page, ALL_HEADS))
+            self._rows.extend((span.start, span.count, span.context, first_page, ALL_HEADS, span.is_decode))
             first_page += len(pages)
         self._pages = array("q", chain.from_iterable(used))
+        self.num_pages = first_page
         self.rows = self._rows.buffer_info()[0]
         self.pages = self._pages.buffer_info()[0]
 

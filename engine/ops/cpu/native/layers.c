@@ -4,6 +4,7 @@
 #include "linear.h"
 #include "pointwise.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 RL_API int64_t rl_linear(int64_t kind, const uint8_t *weights, int64_t out_features, int64_t in_features, const float *x,
@@ -16,7 +17,9 @@ RL_API int64_t rl_paged_attention(const rl_attention *args);
 
 /* Rows of what lies between the operations. */
 typedef struct {
-    float *normed, *qkv, *q, *attended, *gate_up, *activated, *product;
+    float *normed, *qkv, *q, *k, *attended, *gate_up, *activated, *product;
+    rl_span *spans; /* where rows choose pages: the spans over those, */
+    int64_t *pages; /* and the pages */
     char *attention;
     int64_t attention_bytes;
 } Buffers;
@@ -28,7 +31,16 @@ typedef struct {
 } Run;
 
 static int64_t row_floats(const rl_decoder *d) {
-    return 2 * d->hidden + 3 * d->intermediate + (3 * d->num_heads + 2 * d->num_kv_heads) * d->head_dim;
+    return 2 * d->hidden + 3 * d->intermediate + (3 * d->num_heads + 3 * d->num_kv_heads) * d->head_dim;
+}
+
+/* Spans and pages of a step that chooses, each KV head for itself. */
+static int64_t most_spans(const rl_decoder *d, const rl_step *step) {
+    return step->sparse_pages > 0 ? step->num_spans * d->num_kv_heads * step->copies : 0;
+}
+
+static int64_t most_pages(const rl_decoder *d, const rl_step *step) {
+    return step->sparse_pages > 0 ? step->num_pages + most_spans(d, step) * step->sparse_pages : 0;
 }
 
 static Buffers cut(const rl_decoder *d, const rl_step *step) {
@@ -38,10 +50,13 @@ static Buffers cut(const rl_decoder *d, const rl_step *step) {
     b.product = b.normed + rows * d->hidden;
     b.qkv = b.product + rows * d->hidden;
     b.q = b.qkv + rows * (d->num_heads + 2 * d->num_kv_heads) * d->head_dim;
-    b.attended = b.q + rows * heads;
+    b.k = b.q + rows * heads;
+    b.attended = b.k + rows * d->num_kv_heads * d->head_dim;
     b.gate_up = b.attended + rows * heads;
     b.activated = b.gate_up + rows * 2 * d->intermediate;
-    b.attention = (char *)(b.activated + rows * d->intermediate);
+    b.spans = (rl_span *)(((uintptr_t)(b.activated + rows * d->intermediate) + 63) & ~(uintptr_t)63);
+    b.pages = (int64_t *)(b.spans + most_spans(d, step));
+    b.attention = (char *)(b.pages + most_pages(d, step));
     b.attention_bytes = step->workspace_bytes - (b.attention - (char *)step->workspace);
     return b;
 }
@@ -68,8 +83,8 @@ static rl_attention attention_of(const rl_decoder *d, const rl_step *step, const
     return args;
 }
 
-/* Bytes of workspace that rl_run_layers needs for this step; -1 for arguments that make no sense. */
-RL_API int64_t rl_layers_workspace(const rl_decoder *decoder, const rl_step *step) {
+/* Bytes that attention needs in any of the layers; -1 for arguments that make no sense. */
+static int64_t attention_workspace(const rl_decoder *decoder, const rl_step *step) {
     Buffers none = {0};
     int64_t most = 0, window = -1;
     for (int64_t i = 0; i < decoder->num_layers; i++) {
@@ -82,7 +97,35 @@ RL_API int64_t rl_layers_workspace(const rl_decoder *decoder, const rl_step *ste
         most = bytes > most ? bytes : most;
         window = decoder->layers[i].window;
     }
-    return 64 + step->rows * row_floats(decoder) * (int64_t)sizeof(float) + most;
+    return most;
+}
+
+/* The same where rows choose their pages: as if each span that does had a context of that many. */
+static int64_t chosen_workspace(const rl_decoder *decoder, const rl_step *step) {
+    rl_span *spans = malloc(sizeof *spans * (size_t)step->num_spans);
+    if (!spans)
+        return -1;
+    for (int64_t i = 0; i < step->num_spans; i++) {
+        spans[i] = step->spans[i];
+        if (rl_span_chooses(&spans[i], step->page_size, step->sparse_pages))
+            spans[i].context = step->sparse_pages * step->page_size;
+    }
+    rl_step chosen = *step;
+    chosen.spans = spans;
+    int64_t bytes = attention_workspace(decoder, &chosen);
+    free(spans);
+    return bytes;
+}
+
+/* Bytes of workspace that rl_run_layers needs for this step; -1 for arguments that make no sense, or no memory. */
+RL_API int64_t rl_layers_workspace(const rl_decoder *decoder, const rl_step *step) {
+    int64_t most = attention_workspace(decoder, step);
+    int64_t chosen = step->sparse_pages > 0 ? chosen_workspace(decoder, step) : 0;
+    if (most < 0 || chosen < 0)
+        return -1;
+    return 128 + step->rows * row_floats(decoder) * (int64_t)sizeof(float) +
+           most_spans(decoder, step) * (int64_t)sizeof(rl_span) + most_pages(decoder, step) * (int64_t)sizeof(int64_t) +
+           (most > chosen ? most : chosen);
 }
 
 static int64_t norm(const Run *run, const float *x, const float *weight, float *out, int64_t rows) {
@@ -107,6 +150,41 @@ static int64_t add_product(const Run *run, const rl_matrix *m, const float *from
     return 0;
 }
 
+/* Keep the bounds of the pages that were just written to, and let decoding rows choose pages by them. */
+static void choose(const Run *run, const rl_layer *layer, rl_attention *attention) {
+    const rl_step *step = run->step;
+    rl_noted_keys noted = {
+        .bounds = layer->bounds,
+        .kv = &layer->kv,
+        .keys = run->at.k,
+        .slots = step->slots,
+        .rows = step->rows,
+        .num_kv_heads = attention->num_kv_heads,
+        .copies = step->copies,
+        .head_dim = attention->head_dim,
+        .page_size = step->page_size,
+    };
+    rl_note_keys(&noted);
+    rl_choice choice = {
+        .bounds = layer->bounds,
+        .q = run->at.q,
+        .spans = step->spans,
+        .pages = run->at.pages,
+        .chosen = run->at.spans,
+        .num_spans = step->num_spans,
+        .num_pages = step->num_pages,
+        .num_heads = attention->num_heads,
+        .num_kv_heads = attention->num_kv_heads,
+        .head_dim = attention->head_dim,
+        .page_size = step->page_size,
+        .count = step->sparse_pages,
+    };
+    memcpy(run->at.pages, step->pages, sizeof(int64_t) * (size_t)step->num_pages);
+    attention->num_spans = rl_choose_pages(&choice);
+    attention->spans = run->at.spans;
+    attention->pages = run->at.pages;
+}
+
 /* Norm, QKV, rotation, cache write and attention: step->x -> at.attended. */
 static int64_t attend(const Run *run, const rl_layer *layer) {
     const rl_decoder *d = run->decoder;
@@ -125,6 +203,7 @@ static int64_t attend(const Run *run, const rl_layer *layer) {
         .positions = step->positions,
         .kv = layer->kv,
         .q = run->at.q,
+        .k = layer->bounds.least && layer->kv.type >= RL_KV8 ? run->at.k : NULL,
         .rows = step->rows,
         .num_heads = d->num_heads,
         .num_kv_heads = d->num_kv_heads,
@@ -134,7 +213,11 @@ static int64_t attend(const Run *run, const rl_layer *layer) {
         .eps = d->eps,
     };
     rl_attention attention = attention_of(d, step, layer, &run->at);
-    return rl_rope_and_write_kv(&rope) < 0 ? -1 : rl_paged_attention(&attention);
+    if (rl_rope_and_write_kv(&rope) < 0)
+        return -1;
+    if (layer->bounds.least && step->sparse_pages > 0)
+        choose(run, layer, &attention);
+    return rl_paged_attention(&attention);
 }
 
 /* Attention output, MLP and both residual additions on ``rows`` rows of x and at.attended. */

@@ -2,7 +2,7 @@
 #ifndef RL_LAYERS_H
 #define RL_LAYERS_H
 
-#include "attention.h"
+#include "sparse.h"
 
 /* A packed matrix as rl_linear takes it. */
 typedef struct {
@@ -15,6 +15,7 @@ typedef struct {
 typedef struct {
     const float *attn_norm, *q_norm, *k_norm, *post_attn_norm, *mlp_norm, *post_mlp_norm; /* NULL where there is none */
     rl_matrix qkv, attn_out, gate_up, mlp_out;
+    rl_bounds bounds;    /* of the keys of each page, where rows choose what they read */
     rl_kv kv;            /* [num_pages, page_size, copies * num_kv_heads, ...] */
     int64_t window;      /* 0 for all */
     int64_t sink_tokens; /* seen before the window */
@@ -47,6 +48,8 @@ typedef struct {
     void *workspace;
     int64_t workspace_bytes;
     int64_t rows, num_spans, num_wanted, page_size;
+    int64_t num_pages;    /* in ``pages`` */
+    int64_t sparse_pages; /* that a decoding row reads per KV head of a layer with bounds */
     int64_t copies; /* stored heads per KV head: 1, or all query heads that share it */
 } rl_step;
 

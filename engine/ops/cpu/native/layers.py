@@ -48,6 +48,8 @@ class Layer(ctypes.Structure):
         ("attn_out", Matrix),
         ("gate_up", Matrix),
         ("mlp_out", Matrix),
+        ("least", c_void_p),
+        ("largest", c_void_p),
         ("kv", KvArgs),
         ("window", c_int64),
         ("sink_tokens", c_int64),
@@ -98,6 +100,8 @@ class StepArgs(ctypes.Structure):
         ("num_spans", c_int64),
         ("num_wanted", c_int64),
         ("page_size", c_int64),
+        ("num_pages", c_int64),
+        ("sparse_pages", c_int64),
         ("copies", c_int64),
     )
 
@@ -138,6 +142,7 @@ class NativeLayers:
         self._copies = 1
         self._attention_path = attention_path()
         self._cache: weakref.ref[KvTensors] | None = None
+        self._revision = 0
 
     @staticmethod
     def can_run(spec: ModelSpec, weights: DecoderWeights) -> bool:
@@ -153,8 +158,8 @@ class NativeLayers:
         return {"products": self._products_path, "attention": self._attention_path, "layers": "all in one C call"}
 
     def run(self, x: Tensor, batch: StepBatch, rotations: Sequence[Tensor], kv: KvTensors) -> Tensor:
-        """x: fp32 [N, hidden], overwritten. rotations: cosines and sines, fp32 [2, positions, half] each. Writes the step's keys and values; returns the normed rows of
-        ``batch.logit_rows``, fp32 [R, hidden]."""
+        """x: fp32 [N, hidden], overwritten. rotations: cosines and sines, fp32 [2, positions, half] each. Writes the step's
+        keys and values; returns the normed rows of ``batch.logit_rows``, fp32 [R, hidden]."""
         assert x.dtype == torch.float32 and x.is_contiguous()
         assert batch.slots.is_contiguous() and batch.positions.is_contiguous() and batch.logit_rows.is_contiguous()
         self._bind_cache(kv)
@@ -162,6 +167,7 @@ class NativeLayers:
             _, num_positions, half = table.shape
             args.cos, args.half = table.data_ptr(), half
             args.sin = args.cos + num_positions * half * table.itemsize
+        kv.note_choosing(batch.spans)
         spans = SpanTable(batch.spans, kv.page_size)
         out = torch.empty(batch.logit_rows.shape[0], self._hidden)
         step = StepArgs(
@@ -177,6 +183,8 @@ class NativeLayers:
             num_spans=len(batch.spans),
             num_wanted=out.shape[0],
             page_size=kv.page_size,
+            num_pages=spans.num_pages,
+            sparse_pages=kv.sparse_pages or 0,
             copies=self._copies,
         )
         needed = self._call("rl_layers_workspace", step)
@@ -193,7 +201,7 @@ class NativeLayers:
         return result
 
     def _bind_cache(self, kv: KvTensors) -> None:
-        if self._cache is not None and self._cache() is kv:
+        if self._cache is not None and self._cache() is kv and self._revision == kv.revision:
             return
         for index, (layer, spec) in enumerate(zip(self._layers, self._spec.layers, strict=True)):
             its = kv.layer(index)
@@ -201,7 +209,9 @@ class NativeLayers:
             layer.window, layer.sink_tokens = kv.sight(spec.window)
             self._attention_path = attention_path(its.keys[0].dtype)
             self._copies = its.keys[0].shape[2] // self._spec.num_kv_heads
-        self._cache = weakref.ref(kv)
+            least, largest = its.bounds or (None, None)
+            layer.least, layer.largest = _address(least), _address(largest)
+        self._cache, self._revision = weakref.ref(kv), kv.revision
 
 
 def _matrices(layer: LayerWeights) -> tuple[Packed, ...]:

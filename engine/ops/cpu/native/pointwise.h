@@ -26,6 +26,7 @@ typedef struct {
     const int64_t *positions; /* [rows]: which rows of cos and sin; or NULL: each its own */
     rl_kv kv;              /* [slots, copies * num_kv_heads, ...] */
     float *q;              /* [rows, num_heads, head_dim] */
+    float *k;              /* [rows, num_kv_heads, head_dim]: the keys before they are coded; or NULL */
     int64_t rows, num_heads, num_kv_heads, head_dim;
     int64_t half;          /* pairs that rotate: dimensions i and i + half */
     int64_t copies;        /* stored heads per KV head: 1, or the query heads that share it */

@@ -126,6 +126,8 @@ void RL_FN(rl_rope_rows)(const rl_rope *args, int64_t first, int64_t last) {
         int64_t slot = args->slots[row];
         for (int64_t head = 0; head < num_kv_heads; head++) {
             prepare_head(args, k + head * head_dim, args->k_norm, row, key);
+            if (args->k)
+                memcpy(args->k + (row * num_kv_heads + head) * head_dim, key, sizeof(float) * (size_t)head_dim);
             if (args->kv.type >= RL_KV8) {
                 store_codes(args, 1, slot, head, key);
                 store_codes(args, 0, slot, head, v + head * head_dim);
