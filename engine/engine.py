@@ -467,7 +467,7 @@ class Engine:
 
     def _lay_out_again(self, options: Options) -> int:
         """An empty cache of another layout in the memory of the old one; running requests are computed again."""
-        num_pages(layout_for(self._loaded, options), self._kv_budget)  # raises before anything is given up
+        num_pages(layout_for(self._loaded, options), options, self._kv_budget)  # raises before anything is given up
         preempted = self._scheduler.preempt_all()
         self._make_cache(options)
         self._move_requests()
@@ -487,7 +487,7 @@ class Engine:
         self._loaded = loaded
         _set_fused(loaded, options)
         self._kv_budget = self._kv_bytes or kv_budget(loaded)
-        num_pages(layout_for(loaded, options), self._kv_budget)
+        num_pages(layout_for(loaded, options), options, self._kv_budget)
         self._make_cache(options)
 
     def _make_cache(self, options: Options) -> None:
@@ -560,7 +560,7 @@ class Engine:
         paths = self._active_paths()
         if self._speculator:
             paths["speculation"] = self._speculator.describe() if self.options.on("kv_cache") else NO_GUESSES
-        pool = self._scheduler.snapshot(self._cache.layout.token_bytes * PAGE_SIZE)
+        pool = self._scheduler.snapshot(self._cache.page_bytes)
         guessing = self._speculator.take_cost() if self._speculator else NO_COST
         return self._accountant.record(plan, accepted, started, len(self._scheduler.waiting), pool, paths, guessing)
 

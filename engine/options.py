@@ -222,7 +222,9 @@ OPTIONS: tuple[OptionEntry, ...] = (
             "bits they take a quarter or half of the memory and more chats fit. Channels that are always large are evened out first, "
             "so that they do not drown the others. Under int4 heads are rotated too, which spreads what is large over all channels; values "
             "keep 4 bits, keys 6, since a rounded key moves the text ten times as much as a rounded value: 5.5 bits on average with "
-            "what scales them. The price is rounding, and where no kernel reads the codes they are decoded before attention, which costs time."
+            "what scales them. The price is rounding. The C kernels read the codes as they "
+            "are; with full weights, and for models that run through transformers (whose channels are not evened out), they are decoded "
+            "before attention, which costs time."
         ),
         terms="KV bytes per token",
     ),
@@ -275,8 +277,9 @@ OPTIONS: tuple[OptionEntry, ...] = (
         explanation=(
             "Most of a long chat hardly matters for the next token. For each page the least and largest value of every key channel are "
             "kept; they bound how much a query can want the page (Quest), and each KV head reads only the pages it could want most, the "
-            "first and the last one always. Prompts, verified guesses and the first two layers read everything. The choosing runs as "
-            "plain torch steps, so it pays only where reading the cache is the larger part of a step."
+            "first and the last one always. Prompts, verified guesses and the first two layers read everything. The bounds take memory and "
+            "are read too, so it pays only in long chats. Within a window, and without the C kernels, the choosing runs as plain torch "
+            "steps, which are slow."
         ),
         terms="KV tokens read per new token",
         requires=(Requirement("kv_cache", "on", "without a KV cache there are no pages to choose from"),),

@@ -50,7 +50,7 @@ class KvCache:
         self.num_pages = num_pages
         self.dtype = dtype
         self.layout = layout or KvLayout.of(spec, {}, dtype.itemsize)
-        self.window: int | None = None
+        self._window: int | None = None
         self.sparse_pages: int | None = None  # that a decoding token reads per KV head, at most; None: all it sees
         self._reading = _Reading()
         self._has_windows = any(layer.window is not None for layer in spec.layers)
@@ -72,7 +72,27 @@ class KvCache:
             )
             for index in range(spec.num_layers)
         ]
-        self.num_bytes = sum(part.nbytes for part in keys + values)
+        self._num_part_bytes = sum(part.nbytes for part in keys + values)
+
+    @property
+    def num_bytes(self) -> int:
+        """All tensors held: keys, values and the bounds of keys."""
+        bounds = (bound.nbytes for layer in self._layers for bound in layer.bounds or ())
+        return self._num_part_bytes + sum(bounds)
+
+    @property
+    def page_bytes(self) -> int:
+        """What one page takes of them."""
+        return self.layout.page_bytes(self.page_size, with_bounds=self.sparse_pages is not None)
+
+    @property
+    def window(self) -> int | None:
+        return self._window
+
+    @window.setter
+    def window(self, tokens: int | None) -> None:
+        self._window = tokens
+        self.revision += 1
 
     @property
     def runs_at_once(self) -> bool:

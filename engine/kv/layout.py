@@ -63,3 +63,8 @@ class KvLayout:
     def token_bytes(self) -> int:
         """K and V of one token, all layers."""
         return self.num_layers * self.layer_token_bytes
+
+    def page_bytes(self, page_size: int, with_bounds: bool = False) -> int:
+        """K and V of one page of ``page_size`` tokens, all layers; with the key bounds that sparse attention keeps of it."""
+        bounds = max(0, self.num_layers - DENSE_LAYERS) * self.page_bound_bytes if with_bounds else 0
+        return self.token_bytes * page_size + bounds

@@ -32,9 +32,9 @@ def layout_for(loaded: LoadedModel, options: Options) -> KvLayout:
     return KvLayout.of(loaded.spec, options, loaded.model.kv_dtype.itemsize)
 
 
-def num_pages(layout: KvLayout, budget: int) -> int:
+def num_pages(layout: KvLayout, options: Options, budget: int) -> int:
     """Pages of ``layout`` in ``budget`` bytes, the padding page included. ValueError when not even one page fits."""
-    page_bytes = layout.token_bytes * PAGE_SIZE
+    page_bytes = layout.page_bytes(PAGE_SIZE, with_bounds=sparse_pages(options) is not None)
     count = 1 + budget // page_bytes
     if count < 2:
         raise ValueError(
@@ -48,7 +48,7 @@ def make_cache(loaded: LoadedModel, options: Options, budget: int) -> KvCache:
     """An empty cache in the layout that ``options`` ask for, as many pages as fit. ValueError when none does."""
     layout = layout_for(loaded, options)
     scales = None if layout.kv_dtype == "native" else loaded.model.kv_scales()
-    pages = num_pages(layout, budget)
+    pages = num_pages(layout, options, budget)
     cache = KvCache(loaded.spec, pages, PAGE_SIZE, loaded.model.kv_dtype, layout=layout, scales=scales)
     cache.window = user_window(options)
     cache.set_sparse(sparse_pages(options))

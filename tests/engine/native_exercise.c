@@ -135,11 +135,11 @@ static void attention(int64_t head_dim, int64_t group, int64_t kv_type, int64_t 
     int64_t half = head_dim / 4;
     float *qkv = floats(rows * (num_heads + 2 * num_kv_heads) * head_dim), *q = floats(rows * num_heads * head_dim);
     float *cos = floats(rows * half), *sin = floats(rows * half), *weight = floats(head_dim);
-    rl_rope rope = {qkv, cos, sin, weight, weight, slots, NULL, kv, q, rows, num_heads, num_kv_heads, head_dim, half, copies,
+    rl_rope rope = {qkv, cos, sin, weight, weight, slots, NULL, kv, q, NULL, rows, num_heads, num_kv_heads, head_dim, half, copies,
                     1e-6f};
     must(rl_rope_and_write_kv(&rope));
 
-    rl_span spans[2] = {{0, 1, context, 0, -1}, {1, count, count, pages_each[0], -1}};
+    rl_span spans[2] = {{0, 1, context, 0, -1, 0}, {1, count, count, pages_each[0], -1, 0}};
     float *queries = floats((1 + count) * num_heads * head_dim), *out = floats((1 + count) * num_heads * head_dim);
     float *sink_scores = floats(num_heads);
     rl_attention args = {.q = queries, .kv = kv, .out = out, .spans = spans, .pages = pages,

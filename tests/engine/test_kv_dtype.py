@@ -285,18 +285,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("window", ["model", "512"])
 @pytest.mark.parametrize("kv_dtype", ["native", *CODED])
+@pytest.mark.parametrize("weights", ["none", "int8"])
 def test_every_type_and_window_shares_regenerates_and_edits_like_a_fresh_run(
-    folder: Path, kv_dtype: str, window: str
+    folder: Path, kv_dtype: str, window: str, weights: str
 ) -> None:
+    """With packed weights the C kernels write and read the codes, where there are any."""
     prompt = text(640)
     edited = (prompt[0], 77, *prompt[2:])
     branch = (*prompt[:600], *text(60, seed=9))
     fresh = []
     for one in (prompt, edited, branch):
-        alone = load(folder, {"kv_dtype": kv_dtype, "window": window, "prefix": "off"})
+        alone = load(folder, {"weights": weights, "kv_dtype": kv_dtype, "window": window, "prefix": "off"})
         fresh.append(reply(alone, one))
         alone.close()
-    engine = load(folder, {"kv_dtype": kv_dtype, "window": window})
+    engine = load(folder, {"weights": weights, "kv_dtype": kv_dtype, "window": window})
     assert reply(engine, prompt) == fresh[0]
     (again,) = engine.generate([prompt], greedy(12))  # regenerate
     assert tuple(again.token_ids) == fresh[0]
@@ -311,13 +313,14 @@ def test_every_type_and_window_shares_regenerates_and_edits_like_a_fresh_run(
 
 
 @pytest.mark.parametrize("kv_dtype", CODED)
-def test_preempted_chats_end_as_with_plenty_of_memory(folder: Path, kv_dtype: str) -> None:
+@pytest.mark.parametrize("weights", ["none", "int8"])
+def test_preempted_chats_end_as_with_plenty_of_memory(folder: Path, kv_dtype: str, weights: str) -> None:
     prompts = [text(60, seed) for seed in range(4)]
-    roomy = load(folder, {"kv_dtype": kv_dtype})
+    roomy = load(folder, {"weights": weights, "kv_dtype": kv_dtype})
     wanted = [reply(roomy, prompt, 40) for prompt in prompts]
     page_bytes = 32 * roomy.info.kv_bytes_per_token
     roomy.close()
-    tight = load(folder, {"kv_dtype": kv_dtype}, kv_bytes=9 * page_bytes)
+    tight = load(folder, {"weights": weights, "kv_dtype": kv_dtype}, kv_bytes=9 * page_bytes)
     completions = tight.generate(prompts, greedy(40))
     assert [tuple(completion.token_ids) for completion in completions] == wanted
     assert sum(completion.usage.recomputed_tokens for completion in completions) > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -145,8 +146,13 @@ def test_a_page_used_again_forgets_its_old_bounds() -> None:
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    engine = load(save_model(tmp_path_factory.mktemp("tiny")))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Engine]:
+    engine = load(folder)
     yield engine
     engine.close()
 
@@ -198,3 +204,27 @@ def test_without_a_kv_cache_it_is_refused_and_both_switches_are_named(engine: En
         engine.apply({"kv_cache": "off"})
     assert engine.options["kv_cache"] == "on"
     engine.apply({"sparse": "off"})
+
+
+@pytest.mark.parametrize("gqa", ["on", "off"])
+@pytest.mark.parametrize("kv_dtype", ["native", "int4"])
+def test_the_bounds_count_as_memory_of_the_pages(kv_dtype: str, gqa: str) -> None:
+    cache = OneText(10, kv_dtype, gqa).cache
+    without = cache.num_bytes
+    assert without == cache.num_pages * cache.page_bytes
+    cache.set_sparse(4)
+    bounds = sum(bound.nbytes for index in range(SPEC.num_layers) for bound in cache.layer(index).bounds or ())
+    assert bounds > 0
+    assert cache.num_bytes == without + bounds == cache.num_pages * cache.page_bytes
+    cache.set_sparse(None)
+    assert cache.num_bytes == without == cache.num_pages * cache.page_bytes
+
+
+def test_fewer_pages_fit_where_bounds_are_kept(folder: Path) -> None:
+    plain, sparse = (load(folder, {"sparse": value}, kv_bytes=1 << 20) for value in ("off", "8"))
+    for engine in (plain, sparse):
+        reply(engine, text(40), 2)
+        assert engine._cache.num_bytes <= (1 << 20) + engine._cache.page_bytes
+    assert sparse._cache.num_pages < plain._cache.num_pages
+    for engine in (plain, sparse):
+        engine.close()
