@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 
 from engine.events import NO_COST, MachineFigures, Phase, PoolSnapshot, RequestProgress, StepCost, StepRecord
 from engine.kv.layout import NUM_SINKS, KvLayout
@@ -20,7 +19,8 @@ from engine.scheduler import Item, StepPlan
 class Accountant:
     """Writes the records of one engine's steps.
 
-    figures: what this machine was measured to do.
+    figures: what this machine was measured to do. Steps do not change them: one that moves its bytes faster found some of them
+    in the processor's cache, which is for the reader to see, not a bandwidth of memory.
     model: what the ledger needs to know of the model; set it anew when weights, cache or switches change.
     """
 
@@ -55,7 +55,6 @@ class Accountant:
         num_decode = sum(item.count for item in items if not item.is_prefill)
         ended = time.perf_counter()
         self._step_index += 1
-        self._learn_bandwidth(cost.total_bytes / (ended - started))
         return StepRecord(
             index=self._step_index,
             ended_at=ended,
@@ -78,11 +77,6 @@ class Accountant:
             num_drafted=sum(its.num_tested for its in accepted.values()),
             num_accepted=sum(its.num_accepted for its in accepted.values()),
         )
-
-    def _learn_bandwidth(self, bytes_per_second: float) -> None:
-        """A step that moved bytes faster than this machine was measured to shows that something else ran while it was."""
-        if bytes_per_second > self.figures.read_bytes_per_second:
-            self.figures = replace(self.figures, read_bytes_per_second=bytes_per_second)
 
 
 def ledger_model(spec: ModelSpec, model: Model, layout: KvLayout, options: Options, page_size: int) -> LedgerModel:

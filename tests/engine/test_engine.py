@@ -260,13 +260,16 @@ def test_records_and_usage_count_the_same_tokens(engine: Engine) -> None:
     assert decode[-1].cost.weight_bytes == engine.info.weight_bytes
 
 
-def test_a_bandwidth_measured_too_low_is_corrected_by_the_steps(
+def test_steps_that_find_their_bytes_in_a_cache_do_not_raise_the_measured_bandwidth(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_figures", replace(engine.info.machine, read_bytes_per_second=1000.0))
+    slow = replace(engine.info.machine, read_bytes_per_second=1000.0)
+    monkeypatch.setattr(engine._accountant, "figures", slow)
     engine.submit(ask(QUESTIONS[0]), GREEDY)
     for record in (event for event in drain(engine) if isinstance(event, StepRecord)):
-        assert record.memory_seconds <= record.step_seconds * 1.01
+        assert record.memory_seconds == pytest.approx(record.cost.total_bytes / 1000.0)
+        assert record.overhead_seconds == 0.0
+    assert engine.info.machine == slow
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])

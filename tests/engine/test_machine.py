@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,34 @@ def test_figures_are_measured_once_and_kept(tmp_path: Path, num_measured: list[s
     assert machine.measured_once(cache) == first
     assert len(num_measured) == 1
     assert [path.name for path in cache.parent.iterdir()] == ["machine.json"]
+
+
+@pytest.mark.parametrize(("days", "wanted"), [(0.9, 5e9), (1.1, 8e9), (400, 8e9), (-3, 8e9)])
+def test_a_bandwidth_measured_on_a_busy_machine_is_measured_again_the_next_day(
+    tmp_path: Path, num_measured: list[str], monkeypatch: pytest.MonkeyPatch, days: float, wanted: float
+) -> None:
+    cache = tmp_path / "machine.json"
+    figures = machine.measured_once(cache)
+    then = (datetime.now().astimezone() - timedelta(days=days)).isoformat()
+    busy = replace(figures, read_bytes_per_second=5e9, measured_at=then)
+    machine._keep(busy, cache)
+    monkeypatch.setattr(machine, "_read_bandwidth", lambda: 8e9)
+    again = machine.measured_once(cache)
+    assert again.read_bytes_per_second == wanted
+    assert replace(again, read_bytes_per_second=0, measured_at="") == replace(
+        figures, read_bytes_per_second=0, measured_at=""
+    )
+    assert machine.cached(cache) == again
+    monkeypatch.setattr(machine, "_read_bandwidth", lambda: 3e9)
+    machine._keep(replace(again, measured_at=then), cache)
+    assert machine.measured_once(cache).read_bytes_per_second == wanted
+    assert len(num_measured) == 1
+
+
+def test_the_buffer_is_read_whole_and_in_more_than_one_way(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter((2.0, 0.5))
+    monkeypatch.setattr(machine, "_best_seconds", lambda run, tries: (run(), next(seconds))[1])
+    assert machine._read_bandwidth() == (1 << 20) / 0.5
 
 
 def test_without_a_path_nothing_is_kept(num_measured: list[str]) -> None:
