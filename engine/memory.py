@@ -7,14 +7,13 @@ largest step will have touched. Both agree with what the operating system says o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 
 import torch
 
 from engine.events import MemoryUse
 from engine.kv.cache import KvCache
-from engine.kv.layout import DENSE_LAYERS, KvLayout
+from engine.kv.layout import KvLayout
 from engine.kv.room import PAGE_SIZE, budget_for, num_pages
 from engine.model.decoder import Decoder
 from engine.model.load import LoadedModel, backends, sensitive_scheme
@@ -40,7 +39,7 @@ def expected(spec: ModelSpec, options: Options, kv_budget: int | None = None, st
     element_bytes = backends(scheme)[True].kv_dtype(scheme).itemsize
     kv_budget = budget_for(spec, element_bytes) if kv_budget is None else kv_budget
     layout = KvLayout.of(spec, options, element_bytes)
-    pages = num_pages(layout, kv_budget)
+    pages = num_pages(layout, options, kv_budget)
     draft_bytes = scratch_bytes = 0
     if options["speculation"] == "layer_skip":
         plain = KvLayout.of(spec, {}, element_bytes)
@@ -48,7 +47,7 @@ def expected(spec: ModelSpec, options: Options, kv_budget: int | None = None, st
         scratch_bytes = _scratch_bytes(spec, options)
     return MemoryUse(
         weight_bytes=_packed_bytes(spec, options, stored_bytes),
-        kv_bytes=pages * (PAGE_SIZE * layout.token_bytes + _bound_bytes(spec, layout, options)),
+        kv_bytes=pages * layout.page_bytes(PAGE_SIZE, with_bounds=options["sparse"] != "off"),
         draft_bytes=draft_bytes,
         table_bytes=TOKENIZER_ENTRY_BYTES * spec.vocab_size,
         scratch_bytes=scratch_bytes + _scratch_bytes(spec, options),
@@ -71,7 +70,7 @@ def in_use(
     return MemoryUse(
         weight_bytes=model.weight_bytes,
         copy_bytes=model.copy_bytes if isinstance(model, Decoder) else 0,
-        kv_bytes=kv.num_bytes + kv.num_pages * _bound_bytes(spec, kv.layout, options),
+        kv_bytes=kv.num_bytes,
         draft_bytes=draft_bytes,
         table_bytes=table_bytes + (model.table_bytes if isinstance(model, Decoder) else 0),
         scratch_bytes=scratch_bytes,
@@ -98,11 +97,6 @@ def _bytes_per_weight(scheme: str) -> float:
     """By packing one small matrix: true of whatever ops run here."""
     packed = backends(scheme)[True].pack(torch.zeros(_PROBE), None, scheme)
     return packed.num_bytes / (_PROBE[0] * _PROBE[1])
-
-
-def _bound_bytes(spec: ModelSpec, layout: KvLayout, options: Mapping[str, str]) -> int:
-    """What sparse attention keeps of one page, in the layers that choose."""
-    return 0 if options["sparse"] == "off" else layout.page_bound_bytes * max(0, spec.num_layers - DENSE_LAYERS)
 
 
 def _scratch_bytes(spec: ModelSpec, options: Options) -> int:

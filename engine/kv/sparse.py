@@ -18,10 +18,6 @@ class PageBounds:
         self.least = torch.zeros(num_pages, num_heads, head_dim)
         self.largest = torch.zeros(num_pages, num_heads, head_dim)
 
-    @property
-    def num_bytes(self) -> int:
-        return self._least.nbytes + self._largest.nbytes
-
     def read_pages(self, pages: Tensor, keys: Tensor) -> None:
         """Bounds of pages that were written before: pages int64 [n], keys [n, P, heads, D]."""
         self.least[pages] = keys.float().amin(1)

@@ -125,8 +125,10 @@ def test_what_sparse_attention_keeps_is_part_of_the_estimate(folder: Path) -> No
     engine = load(folder)
     before = engine.info.memory.kv_bytes
     engine.apply({"sparse": "8"})
-    bounds = sum(layer._bounds.num_bytes for layer in engine._cache._layers if layer._bounds is not None)
+    bounds = sum(bound.nbytes for layer in engine._cache._layers for bound in layer.bounds or ())
     assert engine.info.memory.kv_bytes - before == bounds > 0
+    engine.close()
+    engine = load(folder, {"sparse": "8"})
     assert expected(open_source(folder).spec, engine.options, 4 * 2**20).kv_bytes == engine.info.memory.kv_bytes
     engine.close()
 
@@ -159,5 +161,7 @@ def test_sharing_heads_fits_exactly_heads_over_kv_heads_times_the_tokens(folder:
     for gqa in ("on", "off"):
         layout = KvLayout.of(spec, {"kv_dtype": kv_dtype, "gqa": gqa}, 4)
         unshared = KvLayout.of(spec, {"kv_dtype": kv_dtype, "gqa": "off"}, 4)
-        pages[gqa] = num_pages(layout, 50 * PAGE_SIZE * unshared.token_bytes) - 1  # without the page for padding
+        pages[gqa] = (
+            num_pages(layout, Options({}), 50 * PAGE_SIZE * unshared.token_bytes) - 1
+        )  # without the page for padding
     assert pages["on"] * spec.num_kv_heads == pages["off"] * spec.num_heads == 50 * spec.num_heads
