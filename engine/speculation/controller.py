@@ -26,6 +26,7 @@ STEPS_BETWEEN_PLAIN = 64  # then one without, so that ``plain`` follows the grow
 FIRST_WAIT, LONGEST_WAIT = 32, 512  # steps until a chat that is off tries again
 ASSUMED_EXTRA = 0.15  # of a plain step, until measured
 _MEMORY = 16  # samples a median is taken of
+_PLAIN_MEMORY = 7  # of steps without guesses: caches warm up and contexts grow, so the latest count
 _DECAY = 0.85  # of what is known of a chat's guesses, per verification
 _PRIOR_TESTS, _PRIOR_ACCEPTED = 2.0, 1.4  # a new chat deserves a try
 
@@ -61,7 +62,7 @@ def _samples() -> deque[float]:
 class _Costs:
     """What steps of about one batch size took, seconds. extra: length -> seconds per guess."""
 
-    plain: deque[float] = field(default_factory=_samples)
+    plain: deque[float] = field(default_factory=lambda: deque(maxlen=_PLAIN_MEMORY))
     extra: dict[int, deque[float]] = field(default_factory=dict)
     steps_since_plain: int = 0
 
