@@ -9,7 +9,7 @@ from torch import Tensor
 # What a kernel can compute on without rounding anything anew: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K.
 KEPT_TYPES = frozenset((2, 3, 6, 7, 8, 12, 13, 14))
 # Scheme -> the types that lie in its form as they are; rounding them to it a second time would only lose.
-TYPES_OF_SCHEME = {"as_stored": KEPT_TYPES, "int4": frozenset((2, 3)), "int8": frozenset((8,))}
+TYPES_OF_SCHEME = {"as_stored": KEPT_TYPES, "int4": frozenset((2, 3, 12)), "int8": frozenset((8,))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from engine.options import Capabilities, Options, unavailable
 from engine.quality import fixed_tokens, full_precision, quality, read, reference_rows
 from engine.weights.ggml_types import block_of, dequantize_rows
 from engine.weights.source import WeightSource, open_source
-from engine.weights.stored import KEPT_TYPES, StoredRows
+from engine.weights.stored import KEPT_TYPES, TYPES_OF_SCHEME, StoredRows
 
 pytestmark = needs_kernels
 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K = sorted(KEPT_TYPES)
@@ -210,6 +210,18 @@ def test_other_choices_take_blocks_that_are_already_theirs(tmp_path: Path, type_
             assert torch.equal(ops.unpack(packed), source.read(name))
         assert packed.scheme == scheme
         assert packed.path.startswith(f"{scheme}: C kernel")
+
+
+def test_int4_takes_the_blocks_of_gemmas_q4_k_matrices(gemma_path: Path) -> None:
+    source = open_source(gemma_path)
+    stored = source.read_stored("layers.0.attn_out", TYPES_OF_SCHEME["int4"])
+    assert stored is not None
+    assert stored[0].type_name == "Q4_K"
+    packed = native_stored.pack(stored, None, "int4")
+    assert packed.path.startswith("int4: C kernel")
+    assert torch.equal(native_linear.unpack(packed), source.read("layers.0.attn_out"))
+    assert packed.num_bytes < 0.58 * packed.out_features * packed.in_features
+    assert source.read_stored("layers.0.qkv", TYPES_OF_SCHEME["int4"]) is None
 
 
 @pytest.mark.parametrize("type_name", ["F16", "F32"])
