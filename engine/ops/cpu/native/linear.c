@@ -5,8 +5,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define PIECE_BYTES (48 << 10)    /* of weights: long enough for the prefetcher, short enough to share evenly */
-#define PIECES_PER_THREAD 6
+#define PIECE_BYTES (24 << 10)    /* of weights: a thread that is done waits no longer for another than one takes */
+#define PIECES_PER_THREAD 12
 #define TILE_BYTES (24 << 10)     /* of activations that stay in the first cache while blocks of weights pass */
 #define ROWS_QUANTIZED_ALONE 4    /* so few are not worth waking threads for */
 #define MOST_ROWS 512             /* at a time, so that a long prompt needs no more room than a short one */
@@ -68,11 +68,10 @@ static void quantize_piece(void *arg, int64_t row) {
     job->quantize(job->x + row * job->in_features, job->in_features, job->rows + row * job->stride);
 }
 
-/* Blocks are dealt out in pieces, the first num_large of ``large`` blocks, the others of ``small``: a thread that is done waits
- * for the others no longer than for a small one. Blocks are counted through all parts of the matrix. */
+/* Blocks are dealt out in pieces and counted through all parts of the matrix. */
 typedef struct {
     rl_product parts[RL_MOST_PARTS];
-    int64_t num_parts, num_blocks, large, num_large, small, rows_per_tile;
+    int64_t num_parts, num_blocks, blocks_per_piece, rows_per_tile;
     void (*tile)(const rl_product *, int64_t, int64_t, int64_t, int64_t);
 } product_job;
 
@@ -87,9 +86,8 @@ static void multiply_blocks(const product_job *job, const rl_product *part, int6
 
 static void product_piece(void *arg, int64_t piece) {
     product_job *job = arg;
-    int64_t behind = piece - job->num_large;
-    int64_t first = behind < 0 ? piece * job->large : job->num_large * job->large + behind * job->small;
-    int64_t last = clamp(first + (behind < 0 ? job->large : job->small), first, job->num_blocks), start = 0;
+    int64_t first = piece * job->blocks_per_piece, start = 0;
+    int64_t last = clamp(first + job->blocks_per_piece, first, job->num_blocks);
     for (int64_t i = 0; i < job->num_parts; i++) {
         int64_t blocks = rl_num_blocks(job->parts[i].out_features);
         int64_t from = clamp(first - start, 0, blocks), to = clamp(last - start, 0, blocks);
@@ -99,16 +97,11 @@ static void product_piece(void *arg, int64_t piece) {
     }
 }
 
-/* Choose the sizes of the pieces; their number. */
+/* Choose the size of the pieces; their number. */
 static int64_t deal_blocks(product_job *job, int64_t block_bytes) {
-    int64_t threads = rl_pool_threads(), num_blocks = job->num_blocks;
-    int64_t fair = clamp(num_blocks / (threads * PIECES_PER_THREAD), 1, num_blocks);
-    job->large = clamp(PIECE_BYTES / block_bytes, 1, fair);
-    job->small = threads > 1 ? (job->large + 2) / 3 : job->large;
-    int64_t at_the_end = threads > 1 ? clamp(threads * job->large, 0, num_blocks) : 0;
-    job->num_large = (num_blocks - at_the_end) / job->large;
-    int64_t left = num_blocks - job->num_large * job->large;
-    return job->num_large + (left + job->small - 1) / job->small;
+    int64_t fair = clamp(job->num_blocks / (rl_pool_threads() * PIECES_PER_THREAD), 1, job->num_blocks);
+    job->blocks_per_piece = clamp(PIECE_BYTES / block_bytes, 1, fair);
+    return (job->num_blocks + job->blocks_per_piece - 1) / job->blocks_per_piece;
 }
 
 /* Fill in ``job``'s parts, each a product of its own rows of weights; how many pieces of work they make. */
