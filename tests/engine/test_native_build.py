@@ -31,13 +31,14 @@ for isa in (1, 2, 3):
         continue
     for threads in (1, 3):
         library.rl_set_threads(i64(threads))
-        for kind in (4, 8):
+        for product in (1, 4, 8, 4 | 64, 8 | 64):
+            kind = product & 63
             for out, size, rows in ((1, 1, 1), (17, 33, 5), (40, 96, 13), (16, 64, 70)):
                 packed = (ctypes.c_uint8 * library.rl_packed_bytes(i64(kind), i64(out), i64(size)))()
                 assert library.rl_pack(i64(kind), floats(out * size), i64(out), i64(size), i64(1), packed) == 0
                 result = floats(rows * out)
                 x, bias = floats(rows * size), floats(out)
-                assert library.rl_linear(i64(kind), packed, i64(out), i64(size), x, i64(rows), bias, result, result) == 0
+                assert library.rl_linear(i64(product), packed, i64(out), i64(size), x, i64(rows), bias, result, result) == 0
                 ids = (i64 * 2)(out - 1, 0)
                 assert library.rl_rows(i64(kind), packed, i64(size), ids, i64(2), floats(2 * size)) == 0
                 ran += 1
