@@ -211,7 +211,7 @@ class Engine:
             if self._draft is None:
                 self.options = self.options.replaced({"speculation": "off"})
             self._speculator = self._make_speculator()
-        return DraftChanged(self.draft, dict(self.options), unavailable(self.capabilities))
+        return DraftChanged(self.draft, dict(self.options), unavailable(self.capabilities), self.info)
 
     def judge_draft(self, source: str, find: Callable[[str], Path] = locate) -> DraftJudged:
         """Whether ``source`` could guess for this model. No weights are read."""
@@ -434,8 +434,8 @@ class Engine:
         if reloads or relaid or {"speculation", "draft_length", "fused_ops", "attention"} & set(changed):
             self._speculator = self._make_speculator()
         seconds = time.perf_counter() - started
-        is_new_cache = reloads or any(entry(key).kind is Kind.CACHE for key in changed)
-        return OptionsApplied(dict(options), changed, seconds, preempted, self.info if is_new_cache else None)
+        takes_other_memory = reloads or any(entry(key).kind is Kind.CACHE or key == "speculation" for key in changed)
+        return OptionsApplied(dict(options), changed, seconds, preempted, self.info if takes_other_memory else None)
 
     def _reload(self, options: Options, progress: Progress, cancelled: Callable[[], bool]) -> int:
         """Read the weights again in another form, then swap; until the swap the old ones keep working."""

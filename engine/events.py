@@ -293,6 +293,7 @@ class DraftChanged:
     draft: DraftInfo | None
     options: Mapping[str, str]
     unavailable: Mapping[str, Mapping[str, str]]
+    info: ModelInfo | None = None  # fresh: a draft model takes memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from app.tuning.refresher import Refresher
 from app.tuning.style import dock_stylesheet
 from app.tuning.switch_board import SwitchBoard, mark_name
 from app.tuning.switches import Switches, heading
-from engine.events import EngineError, Finished, ModelLoaded, ModelLoadFailed, OptionsApplied, StepRecord
+from engine.events import DraftChanged, EngineError, Finished, ModelLoaded, ModelLoadFailed, OptionsApplied, StepRecord
 from engine.options import entry
 
 NARROWEST, WIDEST, USUAL = 320, 560, 372  # px
@@ -171,6 +171,7 @@ class Dock(QWidget):
         bridge.generation_finished.connect(self._on_finished)
         bridge.model_loaded.connect(self._on_loaded)
         bridge.model_load_failed.connect(self._on_load_failed)
+        bridge.draft_changed.connect(self._on_draft_changed)
         bridge.engine_failed.connect(self._on_engine_failed)
         self.board.switches_applied.connect(self._on_applied)
         self.refresher.refreshed.connect(self._on_refreshed)
@@ -246,6 +247,11 @@ class Dock(QWidget):
         if not failed.kept:
             self.figures.on_model(None)
             self.board.consequences.on_model()
+        self._say_at_once()
+
+    def _on_draft_changed(self, changed: DraftChanged) -> None:
+        self._fold()
+        self.figures.on_switched(self._clock(), (), changed.info)
         self._say_at_once()
 
     def _on_engine_failed(self, error: EngineError) -> None:

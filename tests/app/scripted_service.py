@@ -380,7 +380,9 @@ class ScriptedService:
         self.draft = _draft_info(source, self.info) if source else None
         if not source and self.options["speculation"] == "draft":
             self.options = self.options.replaced({"speculation": "off"})
-        self.emit(DraftChanged(self.draft, dict(self.options), self._unavailable()))
+        use = replace(self.info.memory, draft_bytes=self.draft.weight_bytes if self.draft else 0)
+        self.info = replace(self.info, memory=use)
+        self.emit(DraftChanged(self.draft, dict(self.options), self._unavailable(), self.info))
 
     def _find_best(self) -> None:
         """It finds what the script says, after one try, unless a command behind it stops it or a reply runs."""

@@ -122,6 +122,8 @@ def test_a_choice_loads_with_progress_then_guesses(bench):
     assert bench.dock.board.state("speculation").reasons == {}
     assert bench.dock.board.state("speculation").value == "draft"
     assert bench.settings.settings.drafts == {"starter": "small"}
+    assert bench.dock.figures.info.memory.draft_bytes == bench.dock.drafts.draft.weight_bytes
+    assert "what guesses" in bench.dock.live.memory.toolTip()
 
 
 def test_letting_the_draft_model_go_turns_drafting_off(bench):

@@ -438,6 +438,7 @@ def test_a_draft_model_comes_and_goes_while_a_reply_runs(folders: tuple[Path, Pa
         changed = engine.set_draft(str(folders[1]), lambda stage, share: stages.append(stage))
         assert changed.draft is not None and changed.draft.source == str(folders[1])
         assert changed.draft.weight_bytes > 0
+        assert changed.info is not None and changed.info.memory.draft_bytes >= changed.draft.weight_bytes
         assert "speculation" not in changed.unavailable
         assert stages and all(stage.startswith("Draft model: ") for stage in stages)
         speculate(engine, "draft")
