@@ -265,7 +265,7 @@ def load_model(
             raise
         return _load_fallback(path if path.is_dir() else path.parent, fused, progress, started)
     if weights == "as_stored":
-        _require_stored(source, native.reason_unavailable())
+        _require_stored(path.name, source, native.reason_unavailable())
     text = TextCodec.open(source.tokenizer_files, source.eos_token_ids, source.spec.vocab_size)
     model = build_decoder(
         source, backends(weights), weights, fused, progress, cancelled, max_context, sensitive, activations
@@ -277,10 +277,12 @@ def load_model(
     return LoadedModel(spec, model, text, name, source.stored_format, False, seconds, kept)
 
 
-def _require_stored(source: WeightSource, no_kernels: str | None) -> None:
+def _require_stored(name: str, source: WeightSource, no_kernels: str | None) -> None:
     """ValueError when the weights cannot be kept as they are stored."""
     if source.not_stored_packed:
-        raise ValueError(f"{source.not_stored_packed} Choose another form of weights, such as weights=int4.")
+        raise ValueError(
+            f"{name} cannot be kept as it is stored. {source.not_stored_packed} Choose another form of weights, such as weights=int4."
+        )
     if no_kernels is not None:
         raise ValueError(
             f"Stored blocks need the C kernels to be multiplied as they are ({no_kernels}). Choose weights=int4 instead."
