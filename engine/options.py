@@ -223,8 +223,8 @@ OPTIONS: tuple[OptionEntry, ...] = (
             "so that they do not drown the others. Under int4 heads are rotated too, which spreads what is large over all channels; values "
             "keep 4 bits, keys 6, since a rounded key moves the text ten times as much as a rounded value: 5.5 bits on average with "
             "what scales them. The price is rounding. The C kernels read the codes as they "
-            "are; with full weights, and for models that run through transformers (whose channels are not evened out), they are decoded "
-            "before attention, which costs time."
+            "are; for models that run through transformers (whose channels are not evened out) they are decoded before attention, "
+            "which costs time."
         ),
         terms="KV bytes per token",
     ),
