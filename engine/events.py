@@ -220,7 +220,7 @@ class MemoryUse:
     copy_bytes: int = 0  # of weights, unpacked: what large batches are multiplied with where the C kernels are missing
     kv_bytes: int = 0  # all pages, used or not, and what sparse attention keeps of them
     draft_bytes: int = 0  # weights and pages of what guesses
-    table_bytes: int = 0  # the tokenizer's and the rotation's, estimated
+    table_bytes: int = 0  # the tokenizer's, the rotation's, and of a library that the weights need; estimated
     scratch_bytes: int = 0  # that the largest step will touch, estimated
 
     @property

@@ -223,7 +223,7 @@ def _memory_words(use: MemoryUse) -> str:
         ("unpacked copies for batches", use.copy_bytes),
         ("KV pages set aside, used or not", use.kv_bytes),
         ("what guesses", use.draft_bytes),
-        ("tokenizer and rotation tables, estimated", use.table_bytes),
+        ("tokenizer, tables and libraries, estimated", use.table_bytes),
         ("scratch of the largest step, estimated", use.scratch_bytes),
     )
     lines = [f"{numbers.data(size)} {name}" for name, size in parts if size]

@@ -92,6 +92,7 @@ def test_copies_that_batches_make_without_the_c_kernels_are_counted(starter_path
     if not torch.cpu._is_amx_tile_supported() and not torch.cpu._is_avx512_bf16_supported():
         assert parts["copy_bytes"] == 0
     assert off_by(found, "in_use") < TOLERANCE
+    assert off_by(found, "expected") < TOLERANCE
 
 
 @on_linux
