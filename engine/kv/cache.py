@@ -269,7 +269,8 @@ class KvLayer:
         if not self._is_coded:
             return ops.paged_attention(q, self.keys[0], self.values[0], spans, params)
         pages, moved = reading.gathered(spans, params, self._cache.page_size)
-        reading.paths.setdefault(f"{self._cache.layout.kv_dtype} pages decoded before attention")
+        uneven = "" if self.sizes is not None else ", channels not evened out (their sizes are not known)"
+        reading.paths.setdefault(f"{self._cache.layout.kv_dtype} pages decoded before attention{uneven}")
         keys, values = self.decoded(pages)
         return self._as_computed(ops.paged_attention(self._as_stored(q), keys, values, moved, params))
 

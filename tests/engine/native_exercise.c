@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "pointwise.h"
+#include "sparse.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -106,11 +107,11 @@ static void products(int64_t rows) {
     }
 }
 
-/* Two texts: one decodes at ``context``, one adds ``count`` rows; first their rows are written to the cache. */
-static void attention(int64_t head_dim, int64_t group, int64_t kv_type, int64_t copies, int64_t context, int64_t count,
+/* Two texts: one decodes at ``context``, one adds ``added`` rows; first their rows are written to the cache. */
+static void attention(int64_t head_dim, int64_t group, int64_t kv_type, int64_t copies, int64_t context, int64_t added,
                       int64_t window) {
-    const int64_t num_kv_heads = 2, page_size = 16, num_heads = group * num_kv_heads, rows = context + count;
-    int64_t pages_each[2] = {(context + page_size - 1) / page_size, (count + page_size - 1) / page_size};
+    const int64_t num_kv_heads = 2, page_size = 16, num_heads = group * num_kv_heads, rows = context + added;
+    int64_t pages_each[2] = {(context + page_size - 1) / page_size, (added + page_size - 1) / page_size};
     int64_t num_pages = pages_each[0] + pages_each[1];
     int64_t *pages = malloc((size_t)num_pages * sizeof *pages), *slots = malloc((size_t)rows * sizeof *slots);
     for (int64_t i = 0; i < num_pages; i++)
@@ -135,12 +136,13 @@ static void attention(int64_t head_dim, int64_t group, int64_t kv_type, int64_t 
     int64_t half = head_dim / 4;
     float *qkv = floats(rows * (num_heads + 2 * num_kv_heads) * head_dim), *q = floats(rows * num_heads * head_dim);
     float *cos = floats(rows * half), *sin = floats(rows * half), *weight = floats(head_dim);
-    rl_rope rope = {qkv, cos, sin, weight, weight, slots, NULL, kv, q, NULL, rows, num_heads, num_kv_heads, head_dim, half, copies,
+    float *k = floats(rows * num_kv_heads * head_dim);
+    rl_rope rope = {qkv, cos, sin, weight, weight, slots, NULL, kv, q, k, rows, num_heads, num_kv_heads, head_dim, half, copies,
                     1e-6f};
     must(rl_rope_and_write_kv(&rope));
 
-    rl_span spans[2] = {{0, 1, context, 0, -1, 0}, {1, count, count, pages_each[0], -1, 0}};
-    float *queries = floats((1 + count) * num_heads * head_dim), *out = floats((1 + count) * num_heads * head_dim);
+    rl_span spans[2] = {{0, 1, context, 0, -1, 0}, {1, added, added, pages_each[0], -1, 0}};
+    float *queries = floats((1 + added) * num_heads * head_dim), *out = floats((1 + added) * num_heads * head_dim);
     float *sink_scores = floats(num_heads);
     rl_attention args = {.q = queries, .kv = kv, .out = out, .spans = spans, .pages = pages,
                          .sink_scores = sink_scores, .num_spans = 2, .num_heads = num_heads,
@@ -149,9 +151,27 @@ static void attention(int64_t head_dim, int64_t group, int64_t kv_type, int64_t 
     args.workspace_bytes = rl_attention_workspace(&args);
     args.workspace = malloc((size_t)args.workspace_bytes);
     must(rl_paged_attention(&args));
-    for (int64_t i = 0; i < (1 + count) * num_heads * head_dim; i++)
+    for (int64_t i = 0; i < (1 + added) * num_heads * head_dim; i++)
         if (!isfinite(out[i]))
             must(-1);
+    const int64_t count = 3;
+    size_t bound_bytes = sizeof(float) * (size_t)(num_pages * num_kv_heads * copies * head_dim);
+    rl_bounds bounds = {malloc(bound_bytes), malloc(bound_bytes)};
+    rl_noted_keys noted = {bounds, &kv, k, slots, rows, num_kv_heads * copies, copies, head_dim, page_size};
+    must(rl_note_keys(&noted));
+    int64_t most = 2 * num_kv_heads * copies, *chosen_pages = malloc((size_t)(num_pages + most * count) * sizeof *pages);
+    for (int64_t i = 0; i < num_pages; i++)
+        chosen_pages[i] = pages[i];
+    rl_span *chosen = malloc((size_t)most * sizeof *chosen);
+    spans[0].is_decode = 1;
+    rl_choice choice = {bounds, queries, spans, chosen_pages, chosen, 2, num_pages, num_heads, num_kv_heads * copies, head_dim,
+                        page_size, count};
+    args.num_spans = rl_choose_pages(&choice);
+    args.spans = chosen, args.pages = chosen_pages, args.window = 0;
+    args.workspace_bytes = rl_attention_workspace(&args);
+    args.workspace = realloc(args.workspace, (size_t)args.workspace_bytes);
+    must(rl_paged_attention(&args));
+    free(bounds.least), free(bounds.largest), free(chosen_pages), free(chosen), free(k);
     free(pages), free(slots), free(kv.keys), free(kv.values), free(qkv), free(q), free(cos), free(sin), free(weight);
     free(queries), free(out), free(sink_scores), free(args.workspace), free(sizes), free(kv.key_numbers), free(kv.value_numbers);
 }

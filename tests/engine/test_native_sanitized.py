@@ -12,7 +12,7 @@ from engine.ops.cpu.native import build
 
 COMPILER = build.find_compiler()
 _SOURCES = (
-    "attention", "attention_isa", "pointwise", "pointwise_isa", "pool", "dispatch",
+    "attention", "attention_isa", "sparse", "sparse_isa", "pointwise", "pointwise_isa", "pool", "dispatch",
     "linear", "linear_isa", "packing", "stored", "dequantize",
 )  # fmt: skip
 _FLAGS = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]

@@ -163,11 +163,14 @@ static void encode_int8(const float *x, int64_t size, int8_t *codes, uint16_t *s
 /* numbers: scale, then minimum. */
 static void encode_bits(const float *x, int64_t size, int bits, uint8_t *packed, uint16_t *numbers) {
     int8_t codes[RL_LARGEST_HEAD];
-    float least = x[0], most = x[0];
-    for (int64_t d = 1; d < size; d++) {
-        least = x[d] < least ? x[d] : least;
-        most = x[d] > most ? x[d] : most;
+    vf highest = vf_set1(x[0]), lowest = vf_set1(-x[0]), first = highest; /* of the numbers, and of their negatives */
+    for (int64_t d = 0; d < size; d += RL_WIDTH) {
+        int n = lanes_of(size, d);
+        vf part = vf_select(vmask_range(0, n), vf_load_n(x + d, n), first);
+        highest = vf_max(highest, part);
+        lowest = vf_max(lowest, vf_sub(vf_zero(), part));
     }
+    float least = -vf_largest(lowest), most = vf_largest(highest);
     int largest = (1 << bits) - 1;
     numbers[1] = to_fp16(least);
     float low = from_fp16(numbers[1]), wanted = (most - low) / (float)largest;

@@ -4,12 +4,13 @@
 
 static void note_head(void *args, int64_t kv_head) { RL_PICK(rl_note_keys_of)(args, kv_head); }
 
-void rl_note_keys(const rl_noted_keys *args) {
+RL_API int64_t rl_note_keys(const rl_noted_keys *args) {
     if (args->rows < 8)
         for (int64_t head = 0; head < args->num_kv_heads; head++)
             note_head((void *)args, head);
     else
         rl_pool_run(note_head, (void *)args, args->num_kv_heads);
+    return 0;
 }
 
 /* Piece i chooses for the i-th of ``chosen``. */
@@ -20,7 +21,7 @@ static void choose_piece(void *argument, int64_t piece) {
         RL_PICK(rl_choose_pages_of)(args, span, span->kv_head, args->pages + args->num_pages + piece * args->count);
 }
 
-int64_t rl_choose_pages(const rl_choice *args) {
+RL_API int64_t rl_choose_pages(const rl_choice *args) {
     int64_t total = 0;
     for (int64_t i = 0; i < args->num_spans; i++) {
         rl_span span = args->spans[i];

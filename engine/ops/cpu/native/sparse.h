@@ -35,10 +35,11 @@ static inline int rl_span_chooses(const rl_span *span, int64_t page_size, int64_
     return span->is_decode && span->context > count * page_size;
 }
 
-void rl_note_keys(const rl_noted_keys *args);
+/* Widen the bounds of the pages that were written to; a page begins anew when its first slot is written. 0. */
+RL_API int64_t rl_note_keys(const rl_noted_keys *args);
 
 /* Fills ``chosen``; returns how many spans that makes. */
-int64_t rl_choose_pages(const rl_choice *args);
+RL_API int64_t rl_choose_pages(const rl_choice *args);
 
 RL_DECLARE(void, rl_note_keys_of, const rl_noted_keys *args, int64_t kv_head);
 RL_DECLARE(void, rl_choose_pages_of, const rl_choice *args, rl_span *span, int64_t kv_head, int64_t *pages);
