@@ -19,7 +19,7 @@ from engine.kv.codec import ChannelScales, FewBits, Int8, codec_for, rotate
 from engine.kv.layout import KvLayout
 from engine.model.decoder import Decoder
 from engine.model.load import LoadedModel, build_decoder, load_model
-from engine.ops.cpu import CpuOps
+from engine.ops.cpu import CpuOps, native
 from engine.ops.interface import AttentionParams, Span
 from engine.ops.reference import ReferenceOps
 from engine.options import entry
@@ -156,7 +156,10 @@ def test_the_sizes_of_channels_are_read_off_the_weights() -> None:
         torch.testing.assert_close(ratio[[3, 11]], torch.full((2,), 50.0), atol=1, rtol=0.02)
         torch.testing.assert_close(ratio[[4, 12]], torch.ones(2), atol=0.05, rtol=0)
         ratio = after[1].values[0] / after[1].values[0][0] / (before[1].values[0] / before[1].values[0][0])
-        torch.testing.assert_close(ratio[5], torch.tensor(50.0), atol=1, rtol=0.02)
+        size = (
+            50.0 if scheme == "none" else 50.0 / 8
+        )  # before weights are rounded, outliers are evened out (balance.py)
+        torch.testing.assert_close(ratio[5], torch.tensor(size), atol=0.2, rtol=0.02)
         torch.testing.assert_close(after[0].keys, before[0].keys)
 
 
@@ -342,12 +345,17 @@ def test_the_type_changes_while_chats_run_and_the_path_is_named(folder: Path, kv
     events += drain(engine)
     assert sum(len(e.token_ids) for e in events if isinstance(e, TokenDelta) and e.request_id == number) == 20
     last = [event for event in events if isinstance(event, StepRecord)][-1]
-    assert f"{kv_dtype} pages decoded before attention" in last.active_paths["kv"]
+    if native.is_available():
+        assert f"{kv_dtype} codes read as they are" in last.active_paths["attention"]
+    else:
+        assert f"{kv_dtype} pages decoded before attention" in last.active_paths["kv"]
     assert last.cost.kv_read_bytes == 99 * applied.info.kv_bytes_per_token
     assert last.pool.page_bytes == 32 * applied.info.kv_bytes_per_token
     engine.apply({"kv_dtype": "native"})
     engine.submit(text(10), greedy(2))
-    assert "kv" not in [event for event in drain(engine) if isinstance(event, StepRecord)][-1].active_paths
+    paths = [event for event in drain(engine) if isinstance(event, StepRecord)][-1].active_paths
+    assert "kv" not in paths
+    assert "codes" not in paths["attention"]
     engine.close()
 
 
