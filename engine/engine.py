@@ -36,7 +36,7 @@ from engine.events import (
     TokenDelta,
 )
 from engine.kv.pool import PagePool
-from engine.kv.room import PAGE_SIZE, kv_budget, layout_for, make_cache, num_pages
+from engine.kv.room import PAGE_SIZE, is_out_of_memory, kv_budget, layout_for, make_cache, num_pages
 from engine.kv.switches import sparse_pages, user_window
 from engine.memory import expected, in_use
 from engine.model.load import LoadedModel, load_model
@@ -576,7 +576,7 @@ class Engine:
         return [self._end(self._replies[item.request.request_id], FinishReason.ERROR, message) for item in plan.items]
 
     def _explain(self, plan: StepPlan, error: Exception) -> str:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             return f"The step failed: {error}. Try again; if it happens again, copy the diagnostics and report it."
         free = psutil.virtual_memory().available
         fits = free // self._cache.layout.token_bytes
@@ -611,7 +611,3 @@ def _as_prompt(prompt: Prompt | ChatMessages) -> Prompt:
 
 def _stored_bytes(path: Path) -> int:
     return sum(each.stat().st_size for each in path.iterdir()) if path.is_dir() else path.stat().st_size
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+
 import psutil
+import torch
 
 from engine.kv.cache import KvCache
 from engine.kv.layout import KvLayout
@@ -10,6 +13,8 @@ from engine.kv.switches import sparse_pages, user_window
 from engine.model.load import LoadedModel
 from engine.model.spec import ModelSpec
 from engine.options import Options
+
+log = logging.getLogger(__name__)
 
 PAGE_SIZE = 32  # tokens
 KV_SHARE_OF_FREE_MEMORY = 0.3
@@ -45,11 +50,28 @@ def num_pages(layout: KvLayout, options: Options, budget: int) -> int:
 
 
 def make_cache(loaded: LoadedModel, options: Options, budget: int) -> KvCache:
-    """An empty cache in the layout that ``options`` ask for, as many pages as fit. ValueError when none does."""
+    """An empty cache in the layout that ``options`` ask for, as many pages as fit into ``budget`` bytes.
+
+    Where the system has less than that, half as much is asked for, and half of that: a small cache keeps the engine going, a
+    failure would leave it without any. ValueError when not even one page fits, MemoryError when it is not to be had.
+    """
     layout = layout_for(loaded, options)
     scales = None if layout.kv_dtype == "native" else loaded.model.kv_scales()
     pages = num_pages(layout, options, budget)
-    cache = KvCache(loaded.spec, pages, PAGE_SIZE, loaded.model.kv_dtype, layout=layout, scales=scales)
-    cache.window = user_window(options)
-    cache.set_sparse(sparse_pages(options))
-    return cache
+    while True:
+        try:
+            kv = KvCache(loaded.spec, pages, PAGE_SIZE, loaded.model.kv_dtype, layout=layout, scales=scales)
+            kv.window = user_window(options)
+            kv.set_sparse(sparse_pages(options))
+            return kv
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if pages == 2:
+                raise MemoryError("There is no memory for one page of KV cache. Close other programs.") from error
+            pages = max(2, pages // 2)
+            log.warning("no memory for the KV cache; trying %d pages", pages)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)

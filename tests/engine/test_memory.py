@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_engine import load, save_model
+from tiny_engine import drain, greedy, load, reply, save_model, text
 
+from engine.events import Finished, FinishReason
 from engine.kv.layout import KvLayout
 from engine.kv.pool import PagePool
-from engine.kv.room import PAGE_SIZE, num_pages
+from engine.kv.room import PAGE_SIZE, make_cache, num_pages
 from engine.memory import expected
 from engine.options import Capabilities, Options, entry
 from engine.scheduler import Policy, Request, Scheduler
@@ -166,3 +167,46 @@ def test_sharing_heads_fits_exactly_heads_over_kv_heads_times_the_tokens(folder:
             num_pages(layout, Options({}), 50 * PAGE_SIZE * unshared.token_bytes) - 1
         )  # without the page for padding
     assert pages["on"] * spec.num_kv_heads == pages["off"] * spec.num_heads == 50 * spec.num_heads
+
+
+def test_a_cache_that_cannot_be_had_is_made_smaller_and_the_chats_go_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the middle of a reply, when another layout is asked for: the old cache has gone by then."""
+    engine = load(folder)
+    usual, before = engine.context_length, reply(engine, text(40))
+    long, short = engine.submit(text(600), greedy(8)), engine.submit(text(40), greedy(12))
+    events = engine.step()
+    zeros, most = torch.zeros, 1 << 19
+
+    def scarce(*shape: int, **options: object) -> torch.Tensor:
+        size = torch.empty(shape, dtype=options.get("dtype"), device="meta").nbytes  # type: ignore[call-overload]
+        if size > most // 2:  # keys and values are a tensor each
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory")
+        return zeros(*shape, **options)  # type: ignore[no-any-return, call-overload]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros", scarce)
+        engine.apply({"gqa": "off"})
+        assert PAGE_SIZE <= engine.context_length < usual
+        assert engine.pool_bytes <= most
+        events += drain(engine)
+    endings = {event.request_id: event for event in events if isinstance(event, Finished)}
+    assert endings[long].reason is FinishReason.ERROR
+    assert f"{engine.context_length:,} fit" in endings[long].message
+    assert endings[short].reason is FinishReason.LENGTH
+    engine.apply({"gqa": "on"})
+    assert engine.context_length == usual
+    assert reply(engine, text(40)) == before
+    engine.close()
+
+
+def test_without_memory_for_one_page_it_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    engine = load(folder)
+    monkeypatch.setattr(torch, "zeros", none)
+    with pytest.raises(MemoryError, match="Close other programs"):
+        make_cache(engine._loaded, engine.options, 1 << 20)
+    engine.close()
