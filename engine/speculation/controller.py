@@ -21,10 +21,13 @@ from typing import NamedTuple
 
 LENGTHS = (1, 2, 3, 4, 6, 8)
 PROBE_LENGTH = 4
-PLAIN_SAMPLES = 3  # steps without guesses to see before guessing at all
-STEPS_BETWEEN_PLAIN = 64  # then one without, so that ``plain`` follows the growing context
+SETTLING_STEPS = (
+    4  # without guesses until one counts as plain: those behind a step of many rows are slower than they would stay
+)
+PLAIN_SAMPLES = 3  # plain steps to see before guessing at all
+STEPS_BETWEEN_PLAIN = 128  # then some without guesses, so that ``plain`` follows the growing context
 FIRST_WAIT, LONGEST_WAIT = 32, 512  # steps until a chat that is off tries again
-ASSUMED_EXTRA = 0.15  # of a plain step, until measured
+ASSUMED_EXTRA = 0.4  # of a plain step, until measured: a first try should be a cheap one
 _MEMORY = 16  # samples a median is taken of
 _PLAIN_MEMORY = 7  # of steps without guesses: caches warm up and contexts grow, so the latest count
 _DECAY = 0.85  # of what is known of a chat's guesses, per verification
@@ -60,11 +63,31 @@ def _samples() -> deque[float]:
 
 @dataclass(slots=True)
 class _Costs:
-    """What steps of about one batch size took, seconds. extra: length -> seconds per guess."""
+    """What steps of about one batch size took, seconds. extra: length -> seconds per guess.
+
+    plain: of steps that ran as they do when nobody guesses, so behind others without guesses. Otherwise guessing would be
+    compared with the slowness that it brought about itself (cold caches), and would seem to pay where it does not.
+    """
 
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=_PLAIN_MEMORY))
     extra: dict[int, deque[float]] = field(default_factory=dict)
     steps_since_plain: int = 0
+    num_settling: int = 0
+
+    def saw_plain(self, seconds: float) -> None:
+        self.num_settling += 1
+        self.steps_since_plain += 1
+        if self.num_settling > SETTLING_STEPS:
+            self.plain.append(seconds)
+            self.steps_since_plain = 0
+
+    def saw_guesses(self, total: int, length: int, seconds: float) -> None:
+        """A step that verified ``total`` guesses, about ``length`` in a chat."""
+        self.num_settling = 0
+        self.steps_since_plain += 1
+        if self.plain:
+            extra = max(0.0, seconds - statistics.median(self.plain)) / total
+            self.extra.setdefault(length, _samples()).append(extra)
 
     @property
     def needs_plain_step(self) -> bool:
@@ -116,15 +139,11 @@ class Controller:
         batch = len(outcomes)
         costs = self._costs_of(batch)
         drafted = [outcome for outcome in outcomes if outcome.num_drafts]
-        if not drafted:
-            costs.plain.append(seconds)
-            costs.steps_since_plain = 0
-        else:
-            costs.steps_since_plain += 1
+        if drafted:
             total = sum(outcome.num_drafts for outcome in drafted)
-            if costs.plain:
-                extra = max(0.0, seconds - statistics.median(costs.plain)) / total
-                costs.extra.setdefault(round(total / len(drafted)), _samples()).append(extra)
+            costs.saw_guesses(total, round(total / len(drafted)), seconds)
+        else:
+            costs.saw_plain(seconds)
         for outcome in outcomes:
             if outcome.request_id in self._chats:  # not ended with this step
                 self._judge(self._chats[outcome.request_id], outcome, batch)

@@ -169,7 +169,7 @@ def _table(report: Mapping[str, object]) -> str:
 def _write_readme(report: Mapping[str, object], llama_note: str) -> None:
     machine = report["machine"]
     where = (
-        f"{report['model']} on {machine['name']}, {report['threads']} threads, {machine['read_bytes_per_second'] / 1e9:.0f} GB/s read; "
+        f"{report['model']} on {machine['name']}, {machine['read_bytes_per_second'] / 1e9:.0f} GB/s read; "
         f"{report['date']}; medians of {report['rounds']} interleaved rounds. llama.cpp through llama-cpp-python{llama_note}, on the file "
         "as it is and requantized to Q4_0, its fast path. The last column gives both of ours."
     )
