@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from PySide6.QtCore import QObject, Signal
 
 from app.bridge import EngineBridge
+from app.model_chooser import ListedModel
 from app.tuning.numbers import data
 from engine.events import (
     DraftChanged,
@@ -28,21 +29,6 @@ from engine.events import (
 NONE = ""  # the source that lets the draft model go
 CHECKING = "Checking ..."
 NO_DRAFT = "none; a smaller model with the same vocabulary can guess"
-
-
-class ListedModel(Protocol):
-    """What is needed of a model on disk (app.library.catalog.LibraryModel has it)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def format(self) -> str: ...
-    @property
-    def num_bytes(self) -> int: ...
-    @property
-    def problem(self) -> str: ...
 
 
 class KeepsSettings(Protocol):
