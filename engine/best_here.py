@@ -50,7 +50,7 @@ def search(
     stopped: asked before each run; true raises SearchStopped. Nothing else may run on the engine meanwhile.
     """
     until = time.perf_counter() + seconds
-    engine.apply({option.key: option.default for option in OPTIONS})
+    engine.apply({option.key: option.default_for(engine.capabilities) for option in OPTIONS})
     timer = _Timer(engine, stopped)
     timer.seconds()  # warms up
     best = dict(engine.options)

@@ -120,7 +120,8 @@ class Engine:
         the load goes on without; None: that is an error.
         Raises ValueError, with what was wrong, where, and what to do.
         """
-        options = Options(settings or {}, Capabilities(no_draft="" if draft else NO_DRAFT))
+        here = Capabilities(has_native_kernels=native.is_available(), no_draft="" if draft else NO_DRAFT)
+        options = Options(settings or {}, here)
         path = find(source)
         loaded = _load(path, options, progress, cancelled)
         progress("Measuring this machine", 1.0)

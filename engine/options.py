@@ -131,6 +131,11 @@ class OptionEntry:
     def choice(self, value: str) -> Choice:
         return next(choice for choice in self.choices if choice.value == value)
 
+    def default_for(self, capabilities: Capabilities) -> str:
+        """The default, or what stands in for it where it cannot be used: the first choice that can, if any can."""
+        usable = (value for value in (self.default, *self.values) if not self.reason(value, capabilities))
+        return next(usable, self.default)
+
 
 def _numbers(*values: int, unit: str) -> tuple[Choice, ...]:
     return tuple(Choice(str(v), str(v), f"up to {v} {unit}") for v in values)
@@ -194,13 +199,14 @@ OPTIONS: tuple[OptionEntry, ...] = (
             Choice("none", "full", "what a product is fed keeps 16 bits (bf16 without the C kernels)"),
             Choice("int8", "int8", "rounded to 8 bits, a scale per 32 values, made anew for each token"),
         ),
-        default="none",
+        default="int8",
         lossless=False,
         explanation=(
             "With packed weights the products themselves run on integers, so what goes into them is rounded too. In 16 bits next to "
             "nothing is lost, but every product is done twice, once for each half; in 8 bits once. Decoding one token waits for the "
-            "weights, so it gains a little; prefill and large batches wait for arithmetic and gain up to twice the speed. The head and "
-            "the attention inputs keep 16 bits either way: rounding them costs the most."
+            "weights, so it gains a little; prefill and large batches wait for arithmetic and gain up to twice the speed. Where "
+            "rounding costs the most, 16 bits are kept either way: what goes into attention, the first and the last layer (while "
+            "Sensitive layers is on), and the likely ones of the head's tokens."
         ),
         terms="compute per token",
         reason=_int8_activations_need_kernels,
@@ -290,16 +296,20 @@ OPTIONS: tuple[OptionEntry, ...] = (
         pile=Pile.FEWER_BYTES,
         kind=Kind.WEIGHTS,
         choices=(
-            Choice("on", "kept", "under 4 bits, head and embedding at int8"),
-            Choice("more", "kept, and more", "under 4 bits, the first and the last layer at int8 too"),
+            Choice(
+                "on", "kept", "under 4 bits, head and embedding at int8; first and last layer: activations in 16 bits"
+            ),
+            Choice(
+                "more", "kept, and more", "the same, and under 4 bits the weights of first and last layer at int8 too"
+            ),
             Choice("off", "off", "everything at the precision of the weights"),
         ),
         default="on",
         lossless=False,
         explanation=(
             "Rounding does not hurt everywhere alike. Every token's choice hangs on the head, and the first and last layers stand "
-            "closest to the words, so weights of 4 bits leave them at 8 bits: a few more bytes per token for text that moves less. "
-            "It acts on int4 and NF4 only; the other precisions treat all layers alike."
+            "closest to the words. So weights of 4 bits (int4 and NF4) leave the head at 8 bits, a few more bytes per token, and "
+            "activations of 8 bits keep 16 in the first and the last layer, for text that moves less."
         ),
         terms="weight bytes per step",
         reason=_not_with_fallback,
@@ -567,7 +577,7 @@ def check(key: str, value: str, capabilities: Capabilities) -> None:
     if value not in option.values:
         raise ValueError(f"Option {key!r} cannot be {value!r}. Choose one of: {', '.join(option.values)}.")
     reason = option.reason(value, capabilities)
-    if reason and value != option.default:
+    if reason and value != option.default_for(capabilities):
         raise ValueError(f"Option {key}={value} cannot be used here: {reason}")
 
 
@@ -623,7 +633,7 @@ class Options(Mapping[str, str]):
         here = capabilities or Capabilities()
         for key, value in (values or {}).items():
             check(key, value, here)
-        self._values = {option.key: (values or {}).get(option.key, option.default) for option in OPTIONS}
+        self._values = {option.key: (values or {}).get(option.key, option.default_for(here)) for option in OPTIONS}
         _check_together(self._values)
 
     def __getitem__(self, key: str) -> str:

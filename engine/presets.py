@@ -37,7 +37,7 @@ class Preset:
         full = {}
         for option in OPTIONS:
             value = self.values.get(option.key, option.default)
-            full[option.key] = option.default if option.reason(value, here) else value
+            full[option.key] = option.default_for(here) if option.reason(value, here) else value
         return full
 
 

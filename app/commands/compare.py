@@ -117,7 +117,7 @@ class _Sides:
         engine = self._engines["a"]
         if self._draft and engine.draft is None and _drafts(self._settings[side]):
             engine.set_draft(self._draft, find=catalog.resolve)
-        wanted = engine.options.replaced(_over_defaults(self._settings[side]), engine.capabilities)
+        wanted = engine.options.replaced(_over_defaults(self._settings[side], engine), engine.capabilities)
         if engine.options.changed(wanted):
             engine.apply(dict(wanted))
         return engine
@@ -127,10 +127,10 @@ def _drafts(settings: Mapping[str, str]) -> bool:
     return settings.get("speculation") == "draft"
 
 
-def _over_defaults(settings: Mapping[str, str]) -> dict[str, str]:
+def _over_defaults(settings: Mapping[str, str], engine: Engine) -> dict[str, str]:
     from engine.options import OPTIONS
 
-    return {option.key: settings.get(option.key, option.default) for option in OPTIONS}
+    return {option.key: settings.get(option.key, option.default_for(engine.capabilities)) for option in OPTIONS}
 
 
 def _report(

@@ -134,6 +134,10 @@ class Ops(Protocol):
         """
         ...
 
+    def for_logits(self, packed: Packed) -> Packed:
+        """The same matrix as a head whose activations are rounded to 8 bits: a backend may keep 16 for likely tokens alone."""
+        ...
+
     def pack_stored(
         self, stored: Sequence[StoredRows], bias: Tensor | None, scheme: str, sensitive: bool = False
     ) -> Packed:

@@ -54,6 +54,9 @@ class ReferenceOps:
         """ValueError for a scheme that is none of "none", "int8" and the int4 ones."""
         return pack_reference(weight, bias, scheme)
 
+    def for_logits(self, packed: Packed) -> Packed:
+        return packed
+
     def pack_stored(
         self, stored: Sequence[StoredRows], bias: Tensor | None, scheme: str, sensitive: bool = False
     ) -> Packed:

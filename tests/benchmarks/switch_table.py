@@ -220,7 +220,7 @@ class Bench:
 def _set(engine: Engine, values: Mapping[str, str]) -> None:
     """The defaults with ``values`` over them; nothing is applied that holds already."""
     wanted = engine.options.replaced(
-        {**{option.key: option.default for option in OPTIONS}, **values}, engine.capabilities
+        {**{option.key: option.default_for(engine.capabilities) for option in OPTIONS}, **values}, engine.capabilities
     )
     changed = engine.options.changed(wanted)
     if changed:

@@ -273,3 +273,52 @@ def test_idle_threads_do_not_spin() -> None:
     before = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - before < 0.1
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@settings(deadline=None, max_examples=20)
+@given(
+    num_rows=st.integers(1, 20),
+    out_features=st.integers(1, 300),
+    in_features=st.integers(1, 100),
+    has_bias=st.booleans(),
+    num_threads=st.integers(1, 2),
+    seed=st.integers(0, 1000),
+)
+def test_a_head_keeps_16_bits_for_likely_tokens_and_8_for_the_others(
+    isa: str,
+    scheme: str,
+    num_rows: int,
+    out_features: int,
+    in_features: int,
+    has_bias: bool,
+    num_threads: int,
+    seed: int,
+) -> None:
+    _use(isa)
+    native.set_threads(num_threads)
+    weight, x = 2 * _random(seed, out_features, in_features), _random(seed + 1, num_rows, in_features)
+    bias = _random(seed + 2, out_features) if has_bias else None
+    rounded = native_linear.pack(weight, bias, scheme)
+    in_8, in_16 = (native_linear.linear(x, native_linear.pack(weight, bias, scheme, wide)) for wide in (False, True))
+    got = native_linear.linear(x, native_linear.for_logits(rounded))
+    is_likely = in_8 >= in_8.amax(1, keepdim=True) - 8  # RL_LIKELY_NATS
+    padded = torch.nn.functional.pad(is_likely, (0, -out_features % 16)).unflatten(1, (-1, 16))
+    is_wide = padded.any(2, keepdim=True).expand(-1, -1, 16).flatten(1)[:, :out_features]
+    assert torch.equal(got[~is_wide], in_8[~is_wide])
+    if has_bias:  # it is added before the second half instead of after
+        torch.testing.assert_close(got[is_wide], in_16[is_wide], rtol=1e-5, atol=1e-4)
+    else:
+        assert torch.equal(got[is_wide], in_16[is_wide])
+    for row in range(num_rows):
+        assert torch.equal(native_linear.linear(x[row : row + 1], native_linear.for_logits(rounded))[0], got[row])
+
+
+def test_the_likely_tokens_of_a_head_are_few() -> None:
+    """Else the second half would cost what it is there to save: of logits that differ, most blocks keep 8 bits."""
+    weight, x = _random(1, 16384, 64), 2 * _random(2, 4, 64)
+    rounded = native_linear.pack(weight, None, "int8")
+    in_8, got = native_linear.linear(x, rounded), native_linear.linear(x, native_linear.for_logits(rounded))
+    assert 0 < float((in_8 != got).float().mean()) < 0.1
+    assert torch.equal(got.argmax(1), native_linear.linear(x, native_linear.pack(weight, None, "int8", True)).argmax(1))

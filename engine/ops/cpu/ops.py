@@ -16,7 +16,7 @@ from engine.ops.cpu.dense_dtype import dense_dtype, dtype_name
 from engine.ops.cpu.native import kernels
 from engine.ops.cpu.native import stored as native_stored
 from engine.ops.cpu.native.layers import NativeLayers
-from engine.ops.cpu.native.linear import NativePacked
+from engine.ops.cpu.native.linear import NativePacked, for_logits
 from engine.ops.cpu.pointwise import Norms, Rotations, gated_mlp_activation
 from engine.ops.cpu.products import Products
 from engine.ops.cpu.sinks import SinkAttention
@@ -103,6 +103,9 @@ class CpuOps:
 
     def pack(self, weight: Tensor, bias: Tensor | None, scheme: str, sensitive: bool = False) -> Packed:
         return packing.pack(weight, bias, scheme, self.use_native, sensitive)
+
+    def for_logits(self, packed: Packed) -> Packed:
+        return for_logits(packed) if isinstance(packed, NativePacked) else packed
 
     @property
     def can_keep_stored(self) -> bool:

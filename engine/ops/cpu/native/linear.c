@@ -72,10 +72,14 @@ static void quantize_piece(void *arg, int64_t row) {
 typedef struct {
     rl_product parts[RL_MOST_PARTS];
     int64_t num_parts, num_blocks, blocks_per_piece, rows_per_tile;
+    const float *limits; /* of RL_LIKELY, by row */
     void (*tile)(const rl_product *, int64_t, int64_t, int64_t, int64_t);
 } product_job;
 
 static int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
+
+/* Work on some blocks of a part. */
+typedef void (*blocks_fn)(const product_job *job, const rl_product *part, int64_t first, int64_t last);
 
 static void multiply_blocks(const product_job *job, const rl_product *part, int64_t first, int64_t last) {
     for (int64_t row = 0; row < part->num_rows; row += job->rows_per_tile) {
@@ -84,18 +88,24 @@ static void multiply_blocks(const product_job *job, const rl_product *part, int6
     }
 }
 
-static void product_piece(void *arg, int64_t piece) {
-    product_job *job = arg;
+static void multiply_likely_blocks(const product_job *job, const rl_product *part, int64_t first, int64_t last) {
+    RL_PICK(rl_product_likely)(part, first, last, job->limits);
+}
+
+static void each_block(const product_job *job, int64_t piece, blocks_fn fn) {
     int64_t first = piece * job->blocks_per_piece, start = 0;
     int64_t last = clamp(first + job->blocks_per_piece, first, job->num_blocks);
     for (int64_t i = 0; i < job->num_parts; i++) {
         int64_t blocks = rl_num_blocks(job->parts[i].out_features);
         int64_t from = clamp(first - start, 0, blocks), to = clamp(last - start, 0, blocks);
         if (from < to)
-            multiply_blocks(job, &job->parts[i], from, to);
+            fn(job, &job->parts[i], from, to);
         start += blocks;
     }
 }
+
+static void product_piece(void *job, int64_t piece) { each_block(job, piece, multiply_blocks); }
+static void likely_piece(void *job, int64_t piece) { each_block(job, piece, multiply_likely_blocks); }
 
 /* Choose the size of the pieces; their number. */
 static int64_t deal_blocks(product_job *job, int64_t block_bytes) {
@@ -106,7 +116,7 @@ static int64_t deal_blocks(product_job *job, int64_t block_bytes) {
 
 /* Fill in ``job``'s parts, each a product of its own rows of weights; how many pieces of work they make. */
 static int64_t cut(product_job *job, const rl_product *whole, const rl_parts *parts) {
-    int64_t most_bytes = 0, column = 0;
+    int64_t most_bytes = 0;
     job->num_parts = parts->count;
     for (int64_t i = 0; i < parts->count; i++) {
         rl_product *part = &job->parts[i];
@@ -115,22 +125,23 @@ static int64_t cut(product_job *job, const rl_product *whole, const rl_parts *pa
         part->out_features = parts->part[i].out_features;
         part->weights = parts->part[i].weights;
         part->block_bytes = rl_block_bytes(part->kind, part->num_groups);
-        part->bias = whole->bias ? whole->bias + column : NULL;
         most_bytes = part->block_bytes > most_bytes ? part->block_bytes : most_bytes;
         job->num_blocks += rl_num_blocks(part->out_features);
-        column += part->out_features;
     }
     return deal_blocks(job, most_bytes);
 }
 
-/* Let the job work on rows of the result from ``out`` and ``residual`` on. */
-static void turn_to(product_job *job, int64_t num_rows, float *out, const float *residual) {
+/* Let the job multiply these rows of activations into ``out``. */
+static void turn_to(product_job *job, const uint8_t *rows, int64_t num_rows, const float *bias, const float *residual,
+                    float *out) {
     int64_t column = 0;
     for (int64_t i = 0; i < job->num_parts; i++) {
         rl_product *part = &job->parts[i];
+        part->rows = rows;
         part->num_rows = num_rows;
-        part->out = out + column;
+        part->bias = bias ? bias + column : NULL;
         part->residual = residual ? residual + column : NULL;
+        part->out = out + column;
         column += part->out_features;
     }
 }
@@ -146,30 +157,67 @@ static void quantize(const float *x, int64_t num_rows, int64_t in_features, int6
         quantize_piece(&job, row);
 }
 
+/* -- likely tokens ------------------------------------------------------------------------------------------------------ */
+
+#define STRETCHES 8 /* of a row of logits, whose maxima are looked for apart */
+
+typedef struct {
+    const float *logits;
+    int64_t size;
+    float *maxima; /* [rows, STRETCHES] */
+} maxima_job;
+
+static void maximum_piece(void *arg, int64_t piece) {
+    maxima_job *job = arg;
+    int64_t row = piece / STRETCHES, stretch = piece % STRETCHES;
+    int64_t first = job->size * stretch / STRETCHES, last = job->size * (stretch + 1) / STRETCHES;
+    job->maxima[piece] = RL_PICK(rl_largest)(job->logits + row * job->size + first, last - first);
+}
+
+/* Add what rounding to 8 bits left over where ``out``, the product of what it kept, is likely. job: its rows are the remainders. */
+static void add_remainders(product_job *job, int64_t num_pieces, int64_t num_rows, int64_t out_features, float *out,
+                           float *limits) {
+    maxima_job maxima = {out, out_features, limits};
+    rl_pool_run(maximum_piece, &maxima, num_rows * STRETCHES);
+    for (int64_t row = 0; row < num_rows; row++)
+        limits[row] = RL_PICK(rl_largest)(limits + row * STRETCHES, STRETCHES) - RL_LIKELY_NATS;
+    job->limits = limits;
+    rl_pool_run(likely_piece, job, num_pieces);
+}
+
+/* -- the entry ---------------------------------------------------------------------------------------------------------- */
+
 /* out [num_rows, out] = x [num_rows, in] @ weights.T (+ bias) (+ residual, which may be out). -1 without memory. */
 RL_API int64_t rl_linear(int64_t kind, const uint8_t *weights, int64_t out_features, int64_t in_features, const float *x,
                          int64_t num_rows, const float *bias, const float *residual, float *out) {
     if (kind == RL_DENSE)
         return rl_dense_linear((const float *)weights, out_features, in_features, x, num_rows, bias, residual, out);
     int64_t num_groups = rl_num_groups(in_features), row_bytes = rl_activation_row_bytes(num_groups);
-    int64_t halves = (kind & RL_PRECISE) != 0, most = clamp(num_rows, 0, MOST_ROWS);
-    kind &= ~RL_PRECISE;
+    int64_t halves = (kind & RL_PRECISE) != 0, likely = (kind & RL_LIKELY) != 0, most = clamp(num_rows, 0, MOST_ROWS);
+    kind &= ~(RL_PRECISE | RL_LIKELY);
+    int64_t quantized_bytes = row_bytes * most * (1 + (halves | likely));
     int is_kept;
-    uint8_t *rows = take_scratch((size_t)(row_bytes * most * (1 + halves)), &is_kept);
+    uint8_t *rows = take_scratch((size_t)(quantized_bytes + most * STRETCHES * (int64_t)sizeof(float)), &is_kept);
     if (!rows)
         return -1;
     int64_t used = num_groups * (RL_GROUP + 8); /* of an activation row, by most products */
-    rl_product whole = {.in_features = in_features, .num_groups = num_groups, .rows = rows, .row_bytes = row_bytes,
-                        .halves = halves, .bias = bias, .out_stride = out_features};
+    rl_product whole = {.in_features = in_features, .num_groups = num_groups, .row_bytes = row_bytes * (1 + likely),
+                        .halves = halves, .out_stride = out_features};
     rl_parts one = {1, {{kind, out_features, weights}}};
     const rl_parts *parts = kind == RL_PARTS ? (const rl_parts *)(const void *)weights : &one;
     product_job job = {.rows_per_tile = clamp(TILE_BYTES / used / 8, 1, 1 << 20) * 8, .tile = RL_PICK(rl_product_tile)};
     int64_t num_pieces = cut(&job, &whole, parts);
     for (int64_t first = 0; first < num_rows; first += most) {
         int64_t count = clamp(num_rows - first, 0, most);
-        quantize(x + first * in_features, count, in_features, halves, rows);
-        turn_to(&job, count * (1 + halves), out + first * out_features, residual ? residual + first * out_features : NULL);
+        const float *its_residual = residual ? residual + first * out_features : NULL;
+        float *its_out = out + first * out_features;
+        quantize(x + first * in_features, count, in_features, halves | likely, rows);
+        turn_to(&job, rows, count * (1 + halves), bias, its_residual, its_out);
         rl_pool_run(product_piece, &job, num_pieces);
+        if (!likely)
+            continue;
+        turn_to(&job, rows + row_bytes, count, NULL, its_out, its_out);
+        add_remainders(&job, num_pieces, count, out_features, its_out, (float *)(rows + quantized_bytes));
     }
     give_scratch(rows, is_kept);
     return 0;

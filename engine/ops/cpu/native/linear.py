@@ -20,7 +20,7 @@ from engine.ops.interface import Packed
 from engine.weights.quantize import INT4_GROUPS, has_short_grids
 
 SCHEMES = {"none": 1, "int4": 4, "int4_g64": 5, "int4_g128": 6, "int8": 8}  # scheme -> enum rl_kind
-_PRECISE = 64  # RL_PRECISE of linear.h
+_PRECISE, _LIKELY = 64, 128  # RL_PRECISE and RL_LIKELY of linear.h
 DAMAGED = "A weight matrix holds NaN or infinite values. The model file is damaged; download it again."
 _arena = Arena()
 
@@ -102,6 +102,13 @@ def complete(packed: NativePacked, bias: Tensor | None, sensitive: bool) -> Nati
     bias = bias.float().contiguous()
     num_bytes = packed.num_bytes + bias.nbytes
     return replace(packed, product_kind=kind, bias=bias, bias_address=bias.data_ptr(), num_bytes=num_bytes)
+
+
+def for_logits(packed: NativePacked) -> NativePacked:
+    """The same matrix as a head: what is fed to its products keeps 16 bits where the outcome is a likely token, 8 elsewhere."""
+    if packed.kind == SCHEMES["none"]:
+        return packed
+    return replace(packed, product_kind=packed.kind | _LIKELY, path=f"{packed.path}, int16 for likely tokens")
 
 
 def unpack(packed: NativePacked) -> Tensor:

@@ -370,3 +370,24 @@ void RL_FN(rl_product_tile)(const rl_product *p, int64_t first, int64_t last, in
         }
     }
 }
+
+float RL_FN(rl_largest)(const float *x, int64_t count) {
+    vf largest = vf_all(-INFINITY);
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) largest = vf_max(largest, vf_load(x + i));
+    float parts[LANES], most = -INFINITY;
+    vf_store(parts, largest);
+    for (int lane = 0; lane < LANES; lane++) most = parts[lane] > most ? parts[lane] : most;
+    for (; i < count; i++) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+void RL_FN(rl_product_likely)(const rl_product *p, int64_t first, int64_t last, const float *limits) {
+    for (int64_t block = first; block < last; block++) {
+        int64_t column = block * RL_BLOCK_ROWS, left = p->out_features - column;
+        int64_t count = left < RL_BLOCK_ROWS ? left : RL_BLOCK_ROWS;
+        for (int64_t row = 0; row < p->num_rows; row++)
+            if (RL_FN(rl_largest)(p->residual + row * p->out_stride + column, count) >= limits[row])
+                RL_FN(rl_product_tile)(p, block, block + 1, row, row + 1);
+    }
+}
