@@ -62,13 +62,12 @@ def canonical(name: str) -> str:
     return name.strip().lower().replace("-", "_").replace(" ", "_")
 
 
-def preset(name: str, best_file: Path | None = None) -> Preset:
-    """The preset called ``name``, "best here" included when it was found before; ValueError names those there are."""
+def preset(name: str, best: Found | None = None) -> Preset:
+    """The preset called ``name``; ValueError names those there are. best: what "best here" is, where it was found."""
     wanted = canonical(name)
     known = {row.name: row for row in presets()}
-    best = stored_best(best_file) if best_file and wanted == BEST_HERE else None
-    if best:
-        return best
+    if wanted == BEST_HERE and best:
+        return best.as_preset()
     if wanted == BEST_HERE:
         raise ValueError(
             "The best setting for this machine has not been measured yet. Run: ridgeline bench --preset best_here"
@@ -96,6 +95,9 @@ class Found:
         named = ", ".join(f"{key}={value}" for key, value in self.values.items())
         return f"{named}: {self.speedup:.2f} times the speed of the defaults"
 
+    def is_of(self, machine: str, model: str) -> bool:
+        return (machine, model) == (self.machine, self.model)
+
     def as_preset(self) -> Preset:
         date = self.measured_at[:10]
         gain = f"{self.speedup:.2f} times the speed of the defaults" if self.speedup > 1 else "the defaults"
@@ -117,17 +119,15 @@ def keep_best(found: Found, file: Path) -> None:
     part.replace(file)
 
 
-def stored_best(file: Path, machine: str | None = None, model: str | None = None) -> Preset | None:
-    """The kept result, if it can be read, its switches still exist, and it is of ``machine`` and ``model`` where given."""
+def stored_best(file: Path) -> Found | None:
+    """The kept result, if it can be read and its switches still exist: for whichever machine and model it was found."""
     try:
         row = json.loads(file.read_text(encoding="utf-8"))
         found = Found(row["machine"], row["model"], row["measured_at"], float(row["speedup"]), dict(row["values"]))
         Options(found.values)
+        return found
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         _log.info("The best setting is measured again: %s cannot be used (%s).", file.name, error)
         return None
-    if (machine or found.machine, model or found.model) != (found.machine, found.model):
-        return None
-    return found.as_preset()

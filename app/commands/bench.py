@@ -62,7 +62,7 @@ def add_to(commands: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    settings = chosen_settings(arguments)
+    settings = chosen_settings(arguments, replaces_best=True)  # to measure is what it is for
     if arguments.new_tokens <= _WARM_UP_STEPS + 1:
         raise ValueError(f"--new-tokens must be more than {_WARM_UP_STEPS + 1}; the first steps only warm up.")
     with log_to_file(), closing(open_engine(arguments.model, settings, arguments.draft)) as engine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shlex
 import signal
 import statistics
 import sys
@@ -23,7 +24,7 @@ from engine.commands import Overflow, Prompt
 from engine.events import Finished, FinishReason, Phase, RequestUsage, StepRecord, TokenDelta
 from engine.options import parse_settings
 from engine.params import SamplingParams
-from engine.presets import BEST_HERE, canonical, keep_best, preset, presets, stored_best
+from engine.presets import BEST_HERE, Found, canonical, keep_best, preset, presets, stored_best
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -55,21 +56,45 @@ def add_draft(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft", metavar="MODEL", help=text)
 
 
-def chosen_settings(arguments: argparse.Namespace) -> dict[str, str]:
-    """What ``--preset`` and, over it, ``--set`` ask for. ValueError names what is wrong."""
+def chosen_settings(arguments: argparse.Namespace, replaces_best: bool = False) -> dict[str, str]:
+    """What ``--preset`` and, over it, ``--set`` ask for. ValueError names what is wrong. replaces_best: see preset_settings."""
     given = parse_settings(arguments.set)
-    return {**(preset_settings(arguments.preset, arguments.model) if arguments.preset else {}), **given}
+    if not arguments.preset:
+        return given
+    return {**preset_settings(arguments.preset, arguments.model, replaces_best), **given}
 
 
-def preset_settings(name: str, model: str) -> dict[str, str]:
-    """Every switch of the preset ``name``. "best_here" is searched for now, with ``model``, where it was not before."""
-    best_file = find_paths().create().best_here_file
-    if canonical(name) == BEST_HERE and stored_best(best_file) is None:
-        _search_best(model, best_file)
-    return preset(name, best_file).settings()
+def preset_settings(name: str, model: str, replaces_best: bool = False) -> dict[str, str]:
+    """Every switch of the preset ``name``. "best_here" is searched for now, with ``model``, where it was not before.
+
+    replaces_best: it is searched for too where it was found for another model or machine; else that is a ValueError.
+    """
+    best = _best_here(model, replaces_best) if canonical(name) == BEST_HERE else None
+    return preset(name, best).settings()
 
 
-def _search_best(model: str, file: Path) -> None:
+def _best_here(model: str, replaces_best: bool) -> Found:
+    file = find_paths().create().best_here_file
+    found = stored_best(file)
+    if found is None:
+        return _search_best(model, file)
+    path = _find_model(model, Progress())
+    from engine.model.load import name_of
+    from engine.roofline.machine import this_machine
+
+    name, machine = name_of(path), this_machine()
+    if found.is_of(machine, name):
+        return found
+    if replaces_best:
+        return _search_best(model, file)
+    ours, theirs = (f"{name} on {machine}", f"{found.model} on {found.machine}")
+    raise ValueError(
+        f"The best setting kept here was measured for {theirs}, not for {ours}. Measure it for this one, in its place, with: "
+        f"ridgeline bench -m {shlex.quote(model)} --preset {BEST_HERE}"
+    )
+
+
+def _search_best(model: str, file: Path) -> Found:
     from engine.best_here import search
 
     progress = Progress()
@@ -78,6 +103,7 @@ def _search_best(model: str, file: Path) -> None:
     progress.clear()
     keep_best(found, file)
     print(f"Best here: {found.words}.", file=sys.stderr)
+    return found
 
 
 def open_engine(model: str, settings: Mapping[str, str], draft: str | None = None) -> Engine:
@@ -87,9 +113,7 @@ def open_engine(model: str, settings: Mapping[str, str], draft: str | None = Non
     Raises ValueError with the remedy when there is no such model or it cannot be loaded.
     """
     progress = Progress()
-    if model == STARTER and find_starter() is None:
-        fetch_starter(progress=progress)
-    catalog.resolve(model)  # a wrong name is told at once, before torch is imported
+    _find_model(model, progress)  # a wrong name is told at once, before torch is imported
     progress("Loading", 0.0)
     from engine.engine import Engine
 
@@ -97,6 +121,13 @@ def open_engine(model: str, settings: Mapping[str, str], draft: str | None = Non
     engine = Engine.load(model, settings, progress, machine_file=machine_file, find=catalog.resolve, draft=draft)
     progress.clear()
     return engine
+
+
+def _find_model(model: str, progress: Progress) -> Path:
+    """Where ``model`` lies; the starter is fetched if it is not here yet. ValueError when there is no such model."""
+    if model == STARTER and find_starter() is None:
+        fetch_starter(progress=progress)
+    return catalog.resolve(model)
 
 
 def run_reply(

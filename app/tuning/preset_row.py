@@ -90,8 +90,9 @@ class PresetRow(QWidget):
     def _read_best(self) -> None:
         """What was found before with this model on this machine."""
         info = self._board.info
-        file = find_paths().best_here_file
-        self._best = stored_best(file, info.machine.name, info.name) if info else None
+        found = stored_best(find_paths().best_here_file) if info else None
+        is_ours = info is not None and found is not None and found.is_of(info.machine.name, info.name)
+        self._best = found.as_preset() if found and is_ours else None
 
     def _is_in_force(self, row: Preset) -> bool:
         states = ((self._board.state(key), value) for key, value in row.settings().items())

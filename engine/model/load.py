@@ -275,10 +275,10 @@ def load_model(
     try:
         source = open_source(path)
     except UnsupportedArchitecture:
-        is_gguf = path.is_file() and ".safetensors" not in path.name
-        if is_gguf:  # transformers' own GGUF reader loses rotary settings and score caps: no way out
+        folder = _fallback_folder(path)
+        if folder is None:
             raise
-        return _load_fallback(path if path.is_dir() else path.parent, fused, progress, started)
+        return _load_fallback(folder, fused, progress, started)
     if weights == "as_stored":
         _require_stored(path.name, source, native.reason_unavailable())
     text = TextCodec.open(source.tokenizer_files, source.eos_token_ids, source.spec.vocab_size)
@@ -290,6 +290,25 @@ def load_model(
     spec = replace(model.spec, max_position=model.max_context)
     name, kept = spec.name or path.stem, source.not_stored_packed
     return LoadedModel(spec, model, text, name, source.stored_format, False, seconds, kept)
+
+
+def name_of(path: Path) -> str:
+    """What the model at ``path`` is called once it is loaded, read without loading it. ValueError as ``load_model``."""
+    try:
+        return open_source(path).spec.name or path.stem
+    except UnsupportedArchitecture:
+        folder = _fallback_folder(path)
+        if folder is None:
+            raise
+        return folder.name
+
+
+def _fallback_folder(path: Path) -> Path | None:
+    """The folder that transformers may load what the decoder lacks from. None for a GGUF file: there is no way out."""
+    is_gguf = path.is_file() and ".safetensors" not in path.name
+    if is_gguf:  # transformers' own GGUF reader loses rotary settings and score caps
+        return None
+    return path if path.is_dir() else path.parent
 
 
 def _require_stored(name: str, source: WeightSource, no_kernels: str | None) -> None:

@@ -99,6 +99,11 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine() or "CPU"
 
 
+def this_machine() -> str:
+    """The name that figures measured now would carry (``MachineFigures.name``)."""
+    return _title(torch.get_num_threads())
+
+
 def _title(threads: int) -> str:
     return f"{cpu_name()}, {threads} {'thread' if threads == 1 else 'threads'}"
 

@@ -12,6 +12,7 @@ from app.commands import compare, session
 from app.paths import find_paths
 from engine.options import OPTIONS
 from engine.presets import Found, keep_best, presets
+from engine.roofline.machine import this_machine
 from tests.engine.saved_models import save_tiny
 
 SMALL = ["--rounds", "1", "--new-tokens", "4", "--quality-tokens", "12", "-p", "Hi"]
@@ -124,16 +125,70 @@ def test_a_preset_sets_every_switch_and_set_goes_over_it() -> None:
     assert settings == {**small.settings(), "max_batch": "2"}
 
 
-def test_the_best_setting_is_searched_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched: list[str] = []
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models that the best setting was searched for with, which takes no time here and finds fused_ops=off."""
+    models: list[str] = []
 
-    def search(model: str, file: Path) -> None:
-        searched.append(model)
-        keep_best(Found("Test", "Tiny", "2026-11-30T12:00:00+00:00", 1.5, {"fused_ops": "off"}), file)
+    def search(model: str, file: Path) -> Found:
+        models.append(model)
+        found = found_with(Path(model).name)
+        keep_best(found, file)
+        return found
 
     monkeypatch.setattr(session, "_search_best", search)
+    return models
+
+
+def found_with(name: str, machine: str | None = None) -> Found:
+    return Found(machine or this_machine(), name, "2026-11-30T12:00:00+00:00", 1.5, {"fused_ops": "off"})
+
+
+def two_models(folder: Path) -> tuple[str, str]:
+    for name in ("one", "the other"):
+        (folder / name).mkdir()
+        save_tiny("llama", folder / name)
+    return str(folder / "one"), str(folder / "the other")
+
+
+def test_the_best_setting_is_searched_for_once(searched: list[str], tmp_path: Path) -> None:
+    one, _ = two_models(tmp_path)
     for _ in range(2):
-        settings = session.preset_settings("best here", "starter")
-        assert settings["fused_ops"] == "off"
-    assert searched == ["starter"]
+        assert session.preset_settings("best here", one)["fused_ops"] == "off"
+    assert searched == [one]
     assert find_paths().best_here_file.is_file()
+
+
+@pytest.mark.parametrize(
+    "command", [["chat", "-p", "Hi", "--preset", "best_here"], ["compare", "--a", "preset=best_here"]]
+)
+def test_the_best_setting_of_another_model_is_refused_with_the_command_that_measures(
+    command: list[str], searched: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = two_models(tmp_path)
+    session.preset_settings("best here", one)
+    assert cli.run([*command, "-m", other]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"was measured for one on {this_machine()}, not for the other on {this_machine()}." in err
+    remedy = f"ridgeline bench -m '{other}' --preset best_here"  # its name has a space
+    assert remedy in err
+    assert searched == [one]
+
+
+def test_the_best_setting_of_another_machine_is_refused(searched: list[str], tmp_path: Path) -> None:
+    one, _ = two_models(tmp_path)
+    keep_best(found_with("one", "Z80, 1 thread"), find_paths().create().best_here_file)
+    with pytest.raises(ValueError, match=r"for one on Z80, 1 thread, not for one on .*ridgeline bench -m"):
+        session.preset_settings("best here", one)
+    assert searched == []
+
+
+def test_bench_measures_the_best_setting_for_another_model_in_its_place(searched: list[str], tmp_path: Path) -> None:
+    one, other = two_models(tmp_path)
+    session.preset_settings("best here", one)
+    sizes = ["--prompt-tokens", "4", "--new-tokens", "4", "--batch", "1", "--context", "4"]
+    for _ in range(2):
+        assert cli.run(["bench", "-m", other, "--preset", "best_here", *sizes]) == 0
+    assert searched == [one, other]
+    assert session.preset_settings("best here", other)["fused_ops"] == "off"

@@ -14,9 +14,11 @@ from engine import best_here
 from engine.best_here import SearchStopped, search
 from engine.commands import Message
 from engine.engine import Engine
+from engine.model.load import name_of
 from engine.options import OPTIONS, Capabilities, Kind, Options, entry
 from engine.params import SamplingParams
 from engine.presets import BEST_HERE, Found, Preset, keep_best, parse, preset, presets, stored_best
+from engine.roofline.machine import this_machine
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 FOUND = Found("Test", "Tiny", "2026-11-30T12:00:00+00:00", 1.5, {"fused_ops": "off", "weights": "int8"})
@@ -54,20 +56,22 @@ def test_an_unknown_name_is_told_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="latency, throughput, long_context, small_memory, best_here"):
         preset("quick")
     with pytest.raises(ValueError, match="ridgeline bench --preset best_here"):
-        preset("best here", tmp_path / "nothing.json")
+        preset("best here", stored_best(tmp_path / "nothing.json"))
     assert preset("Long-Context").name == "long_context"
 
 
 def test_a_found_setting_is_kept_with_its_date_and_machine(tmp_path: Path) -> None:
     file = tmp_path / "best.json"
     keep_best(FOUND, file)
-    best = preset(BEST_HERE, file)
+    best = preset(BEST_HERE, stored_best(file))
     assert best.values == FOUND.values
     for said in ("2026-11-30", "Tiny", "Test", "1.50 times"):
         assert said in best.note
-    assert stored_best(file, machine="Test", model="Tiny") == best
-    assert stored_best(file, machine="Another") is None
-    assert stored_best(file, model="Another") is None
+    found = stored_best(file)
+    assert found == FOUND
+    assert found.is_of("Test", "Tiny")
+    assert not found.is_of("Another", "Tiny")
+    assert not found.is_of("Test", "Another")
 
 
 @pytest.mark.parametrize(
@@ -147,6 +151,17 @@ def test_the_search_never_trades_the_text_for_speed_except_for_the_weights(
             assert tried == {"int8", "int4"}
         elif not option.lossless or option.kind is Kind.WEIGHTS:
             assert tried == {option.default}
+
+
+@pytest.mark.parametrize("suffix", ["", "model.safetensors"])
+def test_the_name_and_machine_of_a_result_are_known_without_loading(engine: Engine, suffix: str) -> None:
+    """Else a kept result would be taken for another model's, and measured again each time."""
+    assert name_of(Path(engine.info.source) / suffix) == engine.info.name
+    assert this_machine() == engine.info.machine.name
+
+
+def test_the_name_of_a_gguf_file_is_known_without_loading(starter_path: Path, starter: Engine) -> None:
+    assert name_of(starter_path) == starter.info.name
 
 
 def test_the_search_really_times_the_engine(engine: Engine) -> None:
