@@ -188,6 +188,7 @@ class Engine:
             has_native_kernels=native.is_available(),
             has_bitsandbytes=find_spec("bitsandbytes") is not None,
             not_stored_packed=self._loaded.not_stored_packed,
+            head_dim=self._loaded.spec.head_dim,
             no_draft="" if self._draft else NO_DRAFT,
         )
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from engine.kv.layout import reason_against
+
 
 class Kind(StrEnum):
     """What flipping a switch costs a running engine."""
@@ -39,6 +41,7 @@ class Capabilities:
     has_native_kernels: bool = True  # the C kernels are built and this CPU runs them
     has_bitsandbytes: bool = True  # the package is installed
     not_stored_packed: str = ""  # why the file's weights cannot be kept as they are; empty when they can
+    head_dim: int = 64  # of the model at hand
     no_draft: str = ""  # why no draft model can guess for this one; empty when one can
 
 
@@ -70,6 +73,10 @@ def _weights_can_be_held(choice: str, capabilities: Capabilities) -> str | None:
             return "The C kernels are not built here, and torch has no products for a GGUF file's blocks."
         return capabilities.not_stored_packed or None
     return _not_with_fallback(choice, capabilities)
+
+
+def _heads_can_be_kept(choice: str, capabilities: Capabilities) -> str | None:
+    return reason_against(choice, capabilities.head_dim)
 
 
 def _can_guess(choice: str, capabilities: Capabilities) -> str | None:
@@ -233,6 +240,7 @@ OPTIONS: tuple[OptionEntry, ...] = (
             "which costs time."
         ),
         terms="KV bytes per token",
+        reason=_heads_can_be_kept,
     ),
     OptionEntry(
         key="gqa",

@@ -19,6 +19,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from engine.kv.layout import reason_against
+
 Parts = tuple[Tensor, ...]  # of one token's head: codes, then scale (and minimum); each [..., its size]
 _SMALLEST_SCALE = 1e-7  # fp16 has no smaller; a head of zeros has codes of zero, whatever its scale
 
@@ -129,14 +131,15 @@ class FewBits:
 
 def codec_for(kv_dtype: str, head_dim: int, native: torch.dtype) -> KvCodec:
     """The codecs of a ``kv_dtype`` switch value; ValueError for another word, or a head that it cannot hold."""
+    reason = reason_against(kv_dtype, head_dim)
+    if reason:
+        raise ValueError(reason)
     match kv_dtype:
         case "native":
             return KvCodec(Native(head_dim, native), Native(head_dim, native))
         case "int8":
             return KvCodec(Int8(head_dim), Int8(head_dim))
         case "int4":
-            if head_dim % 4:
-                raise ValueError(f"int4 needs heads whose size is a multiple of 4; here it is {head_dim}. Choose int8.")
             return KvCodec(FewBits(head_dim, 6), FewBits(head_dim, 4))
     raise ValueError(f"Keys and values cannot be kept as {kv_dtype!r}. Choose native, int8 or int4.")
 

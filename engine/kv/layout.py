@@ -13,6 +13,13 @@ NUM_SINKS = 4  # first tokens that a user's window never drops (StreamingLLM, Xi
 DENSE_LAYERS = 2  # first layers, whose attention is spread too evenly to leave pages out (sparse attention)
 
 
+def reason_against(kv_dtype: str, head_dim: int) -> str | None:
+    """Why no head of this size can be kept as ``kv_dtype``; None when it can."""
+    if kv_dtype == "int4" and head_dim % 4:
+        return f"int4 needs heads whose size is a multiple of 4; here it is {head_dim}. Choose int8."
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class KvLayout:
     """One token's keys and values in one model.

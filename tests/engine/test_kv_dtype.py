@@ -1,4 +1,5 @@
-"""Keys and values in fewer bits: sizes, rounding, outliers, quality, and every neighbour they must work with (FIELD 12, 14, 44)."""
+"""Keys and values in fewer bits: sizes, rounding, outliers, quality, and every neighbour they must work with (FIELD 14, 44; 12
+is test_kv_pairs.py)."""
 
 from __future__ import annotations
 

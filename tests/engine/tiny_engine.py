@@ -22,7 +22,7 @@ HEADS, KV_HEADS, HEAD_DIM, LAYERS = 6, 2, 16, 4
 
 
 @functools.cache
-def _model() -> Any:
+def _model(head_dim: int = HEAD_DIM) -> Any:
     config = transformers.LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=48,
@@ -30,7 +30,7 @@ def _model() -> Any:
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
+        head_dim=head_dim,
         max_position_embeddings=2048,
         bos_token_id=256,
         eos_token_id=257,
@@ -44,9 +44,9 @@ def _model() -> Any:
     return model
 
 
-def save_model(folder: Path) -> Path:
+def save_model(folder: Path, head_dim: int = HEAD_DIM) -> Path:
     """The model as safetensors with a tokenizer of single bytes."""
-    _model().save_pretrained(folder)
+    _model(head_dim).save_pretrained(folder)
     vocabulary = {symbol: i for i, symbol in enumerate(sorted(ByteLevel.alphabet()))}
     tokenizer = Tokenizer(BPE(vocabulary, []))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.kv.codec import ChannelScales
+from engine.kv.codec import ChannelScales, codec_for
 from engine.ops.cpu import native
 from engine.ops.interface import AttentionParams, Span
 
-# enum rl_kv_type, by what the first part of a key is kept in
+# enum rl_kv_type, by what the first part of a key is kept in; with each goes one type of value (see _kv_type)
 KV_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.uint8: 4}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}  # enum rl_activation
 LARGEST_HEAD_DIM = 1024
@@ -41,6 +41,22 @@ class NormArgs(ctypes.Structure):
     )
 
 
+def _kv_type(keys: Sequence[Tensor], values: Sequence[Tensor]) -> int:
+    """enum rl_kv_type. ValueError for a pair of keys and values that no kernel reads: it would take them for another."""
+    kept = keys[0].dtype
+    if kept in KV_TYPES:
+        name = {torch.int8: "int8", torch.uint8: "int4"}.get(kept, "native")
+        known = codec_for(name, 2 * values[0].shape[-1] if name == "int4" else keys[0].shape[-1], kept)
+        if _parts(keys) == known.keys.parts and _parts(values) == known.values.parts:
+            return KV_TYPES[kept]
+    raise ValueError(f"No kernel reads keys kept as {_parts(keys)} with values kept as {_parts(values)}.")
+
+
+def _parts(tensors: Sequence[Tensor]) -> tuple[tuple[int, torch.dtype], ...]:
+    """As ``Codec.parts``."""
+    return tuple((tensor.shape[-1], tensor.dtype) for tensor in tensors)
+
+
 class KvArgs(ctypes.Structure):
     """rl_kv of attention.h."""
 
@@ -58,7 +74,7 @@ class KvArgs(ctypes.Structure):
     def of(keys: Sequence[Tensor], values: Sequence[Tensor], sizes: ChannelScales | None = None) -> KvArgs:
         """keys, values: the parts of a layer's cache. sizes: of coded ones, per stored head; the caller holds them all."""
         assert all(part.is_contiguous() for part in (*keys, *values))
-        args = KvArgs(keys=keys[0].data_ptr(), values=values[0].data_ptr(), type=KV_TYPES[keys[0].dtype])
+        args = KvArgs(keys=keys[0].data_ptr(), values=values[0].data_ptr(), type=_kv_type(keys, values))
         if len(keys) > 1:
             args.key_numbers, args.value_numbers = keys[1].data_ptr(), values[1].data_ptr()
         if sizes is not None:
