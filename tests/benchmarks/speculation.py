@@ -2,9 +2,10 @@
 
     python tests/benchmarks/speculation.py [--model starter] [--weights int4] [--rounds 5] [--new-tokens 96] [--kind ngram] [--set key=value] [--json]
 
-Each round runs every prompt once without and once with speculation, in alternating order and with the prefix index off,
-so that neither finds anything the other left. The first round is a warm-up. Printed: the median tokens/s of both, and the
-median of the rounds' ratios (a ratio of neighbours in time survives a noisy machine; a ratio of medians does not).
+Two engines hold the model, one with speculation and one without, and take turns: each round runs every prompt once on each,
+in alternating order, with the prefix index off, so that neither finds anything it left before. Replies that repeat end where the
+model ends them, those to free prompts after --new-tokens. The first round is a warm-up. Printed: the median tokens/s of both, and
+the median of the rounds' ratios (a ratio of neighbours in time survives a noisy machine; a ratio of medians does not).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import json
 import statistics
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -26,15 +27,27 @@ _NOTE = (
     "and in autumn the grass is covered with leaves. Every Sunday my neighbour Anna comes with a basket, and we pick what is "
     "ripe. Last year we counted two hundred and twelve apples, more than ever before."
 )
-_CODE = (
-    "def total(items):\n    result = 0\n    for item in items:\n        if item.price > 0:\n            result += item.price * item.count\n"
-    "    return result\n\n\ndef average(items):\n    if not items:\n        return 0\n    return total(items) / len(items)\n"
+_LETTER = (
+    "Dear Mr Miller,\n\nThank you for your letter of the third of May. We have looked at the roof of your house on Green Street and "
+    "found that eleven tiles are broken and that the gutter on the north side has come loose. Our workers can begin on Monday the "
+    "twentieth. They will need two days for the tiles and one more day for the gutter. The whole work costs nine hundred and forty "
+    "dollars, and the price includes the tiles, the scaffold and the removal of what is old. Please move your car from the "
+    "drive before eight o'clock, because the truck with the scaffold needs the space. If it rains, we will come on the first dry "
+    "day of the same week. You do not have to be at home while we work.\n\nWith kind regards,\nAnna Baker"
+)
+_RECIPE = (
+    "Apple cake for eight people. Mix two hundred grams of butter with one hundred and fifty grams of sugar until the mixture is "
+    "white. Add three eggs, one after the other, and a pinch of salt. Stir in two hundred and fifty grams of flour with two spoons "
+    "of baking powder. Peel four large apples, cut them into thin slices and put half of them into the dough. Fill the dough into a "
+    "round form, lay the other slices on top and strew cinnamon over them. Bake the cake for fifty minutes at one hundred and "
+    "eighty degrees. Let it rest for a quarter of an hour before you take it out of the form, and serve it warm with cream."
 )
 REPEATING = (
-    f"Repeat this text exactly, word for word:\n\n{_NOTE}",
     f"Copy this text, but write Maria instead of Anna:\n\n{_NOTE}",
-    f"Repeat this code exactly, and nothing else:\n\n{_CODE}",
+    f"Copy this letter, but write Maria instead of Anna:\n\n{_LETTER}",
+    f"Repeat this recipe exactly, word for word:\n\n{_RECIPE}",
 )
+LONGEST_REPEAT = 320  # tokens; the model may not find its end
 FREE = (
     "Write a short story about a lighthouse keeper who finds a letter.",
     "Explain why the sky is blue to a ten year old.",
@@ -42,31 +55,31 @@ FREE = (
 )
 
 
-def measure(engine: Engine, prompt: str, kind: str, new_tokens: int) -> RequestUsage:
-    engine.apply({"speculation": kind})
-    params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
+def measure(engine: Engine, prompt: str, params: SamplingParams) -> RequestUsage:
     (answer,) = engine.generate([[{"role": "user", "content": prompt}]], params)
     return answer.usage
 
 
-def compare(engine: Engine, prompts: tuple[str, ...], arguments: argparse.Namespace) -> dict[str, float]:
+def compare(
+    engines: dict[str, Engine], prompts: tuple[str, ...], params: SamplingParams, rounds: int
+) -> dict[str, float]:
     """Median tokens/s of both, the median ratio, and how many guesses were tested and right."""
-    rates: dict[str, list[float]] = {"off": [], arguments.kind: []}
+    rates: dict[str, list[float]] = {name: [] for name in engines}
     ratios: list[float] = []
     tested = accepted = 0
-    for number in range(arguments.rounds + 1):
+    for number in range(rounds + 1):
         for prompt in prompts:
-            order = ("off", arguments.kind) if number % 2 else (arguments.kind, "off")
-            usages = {kind: measure(engine, prompt, kind, arguments.new_tokens) for kind in order}
+            order = ("off", "on") if number % 2 else ("on", "off")
+            usages = {name: measure(engines[name], prompt, params) for name in order}
             if number == 0:
                 continue
-            its = {kind: usage.tokens_per_second or 0.0 for kind, usage in usages.items()}
-            for kind, rate in its.items():
-                rates[kind].append(rate)
-            ratios.append(its[arguments.kind] / its["off"])
-            tested += usages[arguments.kind].num_drafted
-            accepted += usages[arguments.kind].num_accepted
-    off, on = statistics.median(rates["off"]), statistics.median(rates[arguments.kind])
+            its = {name: usage.tokens_per_second or 0.0 for name, usage in usages.items()}
+            for name, rate in its.items():
+                rates[name].append(rate)
+            ratios.append(its["on"] / its["off"])
+            tested += usages["on"].num_drafted
+            accepted += usages["on"].num_accepted
+    off, on = statistics.median(rates["off"]), statistics.median(rates["on"])
     return {"off": off, "on": on, "ratio": statistics.median(ratios), "tested": tested, "accepted": accepted}
 
 
@@ -90,8 +103,17 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = {"weights": arguments.weights, "prefix": "off", "draft_length": arguments.length}
     settings.update(pair.split("=", 1) for pair in arguments.set)
-    with closing(Engine.load(arguments.model, settings, draft=arguments.draft)) as engine:
-        found = {"repeating": compare(engine, REPEATING, arguments), "free": compare(engine, FREE, arguments)}
+    repeats = SamplingParams(temperature=0, max_tokens=LONGEST_REPEAT)
+    free = SamplingParams(temperature=0, max_tokens=arguments.new_tokens, ignore_eos=True)
+    with ExitStack() as stack:
+        engines = {
+            name: stack.enter_context(closing(Engine.load(arguments.model, {**settings, **its}, draft=arguments.draft)))
+            for name, its in (("off", {}), ("on", {"speculation": arguments.kind}))
+        }
+        found = {
+            "repeating": compare(engines, REPEATING, repeats, arguments.rounds),
+            "free": compare(engines, FREE, free, arguments.rounds),
+        }
     if arguments.json:
         print(json.dumps(found))
         return
