@@ -3,6 +3,7 @@
 Every choice of every switch against the same switch off, all others at their defaults, on work where it can show itself: two engines
 in this process take turns (engine/comparison.py). Finished rows are kept under build/switch_table, so that a run that was stopped
 goes on where it was; --fresh measures all again. The table is written between the README's markers, the losing switches too.
+A row that is not measured now (--only, or time is up) stays as it was measured last, and says when.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
@@ -79,9 +82,19 @@ WHY_CHOICE = {
 }
 
 
+class Run(NamedTuple):
+    """Which model on which machine was measured, and on which day."""
+
+    where: str
+    date: str
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. ``refused``: why the choice cannot run here, and then nothing was measured."""
+    """One line of the table. ``refused``: why the choice cannot run here, and then nothing was measured.
+
+    where, date: the Run; empty in a row that is not kept yet.
+    """
 
     key: str
     value: str
@@ -98,6 +111,8 @@ class Row:
     lost: str = ""
     rounds: int = 0
     refused: str = ""
+    where: str = ""
+    date: str = ""
 
 
 class Works:
@@ -241,18 +256,26 @@ def _why_lost(before: Measured, after: Measured) -> str:
 # -- the table ------------------------------------------------------------------------------------------------------------
 
 
-def table(rows: list[Row], heading: str) -> str:
+def table(rows: Iterable[Row], heading: str) -> str:
+    return _table((_line(row) for row in rows), heading)
+
+
+def _table(rows: Iterable[str], heading: str) -> str:
     text = [
         heading,
         "",
         "| switch | work | tokens/s off → on | first token, ms | weights + KV held, MB | text | why |",
         "|---|---|---|---|---|---|---|",
     ]
-    return "\n".join([*text, *(_line(row) for row in rows)])
+    return "\n".join([*text, *rows])
+
+
+def _name(option_key: str, off: str, value: str) -> str:
+    return f"`{option_key}` {off} → {value}"
 
 
 def _line(row: Row) -> str:
-    name = f"`{row.key}` {row.off} → {row.value}"
+    name = _name(row.key, row.off, row.value)
     because = WHY_CHOICE.get((row.key, row.value)) or WHY.get(row.key, f"Changes {entry(row.key).terms}.")
     why = " ".join(part for part in (because, row.lost) if part)
     if row.refused:
@@ -265,11 +288,19 @@ def _line(row: Row) -> str:
     return f"| {name} | {row.work} | {rate} | {first} | {memory} | {text} | {why} |"
 
 
+def today() -> str:
+    return time.strftime("%Y-%m-%d")
+
+
+def this_run(info: ModelInfo) -> Run:
+    return Run(f"{info.name} ({info.stored_format}) on {info.machine.name}", today())
+
+
 def heading(info: ModelInfo) -> str:
-    machine = info.machine
+    machine, run = info.machine, this_run(info)
     return (
-        f"{info.name} ({info.stored_format}) on {machine.name}, {machine.read_bytes_per_second / 1e9:.0f} GB/s read, "
-        f"ridge point {machine.ridge_point(info.dtype):.0f} operations per byte in {info.dtype}; {time.strftime('%Y-%m-%d')}. Medians of runs "
+        f"{run.where}, {machine.read_bytes_per_second / 1e9:.0f} GB/s read, "
+        f"ridge point {machine.ridge_point(info.dtype):.0f} operations per byte in {info.dtype}; {run.date}. Medians of runs "
         "in turns, each from a fresh state, all other switches at their defaults. Text: mean KL to full precision and share of equal "
         f"likeliest tokens over {QUALITY_TOKENS} tokens of a fixed text."
     )
@@ -277,50 +308,146 @@ def heading(info: ModelInfo) -> str:
 
 def write_readme(table_text: str, readme: Path = README) -> None:
     """Put the table between the markers. ValueError when the README lacks them."""
-    text = readme.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, _, after = _around_table(readme)
+    readme.write_text(f"{before}{BEGIN}\n\n{table_text}\n\n{END}{after}", encoding="utf-8")
+
+
+def _around_table(readme: Path) -> tuple[str, str, str]:
+    """What stands before, between and after the markers."""
+    before, begin, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
+    between, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{readme.name} lacks the markers {BEGIN} and {END}.")
-    readme.write_text(f"{before}{BEGIN}\n\n{table_text}\n\n{END}{after}", encoding="utf-8")
+    return before, between, after
+
+
+# -- rows of earlier runs -------------------------------------------------------------------------------------------------
+
+_HEADING = re.compile(r"^(.+), [\d.]+ GB/s read, .*; (\d{4}-\d\d-\d\d)\. ", re.MULTILINE)
+_EARLIER = re.compile(r" Earlier run \((\d{4}-\d\d-\d\d)(?:, (.+))?\)\. \|$")
+
+
+class Told(NamedTuple):
+    """A line of a README's table, without the remark that it is of an earlier run, and that run."""
+
+    line: str
+    run: Run
+
+
+def told_in(readme: Path) -> dict[tuple[str, str], Told]:
+    """The lines of the table that the README has, by switch (as ``_name``) and work."""
+    between = _around_table(readme)[1]
+    headed = _HEADING.search(between)
+    if headed is None:
+        return {}
+    its = Run(*headed.groups())
+    found = {}
+    for line in between.splitlines():
+        if line.startswith("| `"):
+            name, work = (cell.strip() for cell in line.split("|")[1:3])
+            found[name, work] = _told(line, its)
+    return found
+
+
+def _told(line: str, of_table: Run) -> Told:
+    """``of_table``: the run of a line that names none."""
+    remark = _EARLIER.search(line)
+    if remark is None:
+        return Told(line, of_table)
+    date, where = remark.groups()
+    return Told(f"{line[: remark.start()]} |", Run(where or of_table.where, date))
+
+
+def earlier_line(told: Told, now: Run) -> str:
+    """The line with the remark that it is of an earlier run, on which day, and with what where that is another."""
+    date, where = told.run.date, told.run.where
+    detail = date if where == now.where else f"{date}, {where}"
+    return f"{told.line.removesuffix(' |')} Earlier run ({detail}). |"
+
+
+class Before:
+    """What was measured before this run: rows kept in ``folder``, and the lines of the README."""
+
+    def __init__(self, now: Run, folder: Path, readme: Path) -> None:
+        self._now, self._folder = now, folder
+        self._told = told_in(readme)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def row(self, key: str, value: str, work: str) -> Row | None:
+        """The kept row, if it is of this model and machine."""
+        file = self._file(key, value, work)
+        row = Row(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+        return row if row and row.where == self._now.where else None
+
+    def keep(self, row: Row) -> None:
+        kept = replace(row, where=self._now.where, date=self._now.date)
+        self._file(row.key, row.value, row.work).write_text(json.dumps(asdict(kept)), encoding="utf-8")
+
+    def line(self, option: OptionEntry, value: str, work: str) -> str | None:
+        """The newest line of a row that is not measured now, with the remark; None where there is none."""
+        told = self._told.get((_name(option.key, off_value(option), value), work))
+        row = self.row(option.key, value, work)
+        if row and (told is None or told.run.date < row.date):
+            told = Told(_line(row), Run(row.where, row.date))
+        return earlier_line(told, self._now) if told else None
+
+    def gone(self) -> list[tuple[str, str]]:
+        """Rows of the README, by switch and work, that the table has no more."""
+        there = {(_name(option.key, off_value(option), value), work) for option, value, work in lines()}
+        return [row for row in self._told if row not in there]
+
+    def _file(self, key: str, value: str, work: str) -> Path:
+        return self._folder / f"{key}.{value}.{work.replace(' ', '-')}.json"
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-m", "--model", default="starter")
     parser.add_argument("--seconds", type=float, default=300.0, help="for all measuring, about")
-    parser.add_argument("--only", default="", metavar="KEY,KEY", help="measure these switches; the rest stay as kept")
+    parser.add_argument("--only", default="", metavar="KEY,KEY", help="measure these switches anew; the rest stay")
     parser.add_argument("--fresh", action="store_true", help="measure again what is kept")
     parser.add_argument("--print", action="store_true", help="print the table and leave the README alone")
     given = parser.parse_args(arguments)
-    wanted = {key for key in given.only.split(",") if key}
-    bench, rows, until = Bench(given.model), [], time.monotonic() + given.seconds
-    todo = list(lines())
-    CACHE.mkdir(parents=True, exist_ok=True)
-    for index, (option, value, work) in enumerate(todo):
-        file = CACHE / f"{option.key}.{value}.{work.replace(' ', '-')}.json"
-        again = given.fresh or option.key in wanted
-        if file.is_file() and not again:
-            rows.append(Row(**json.loads(file.read_text(encoding="utf-8"))))
-            continue
-        if wanted and option.key not in wanted:
-            continue
-        if time.monotonic() > until:
-            print(f"Time is up; {option.key}={value} is left. Run again to go on.", file=sys.stderr)
-            continue
-        share = max(1.0, (until - time.monotonic()) / (len(todo) - index))
-        started = time.monotonic()
-        row = bench.measure(option, value, work, min(MOST_ROW_SECONDS, 0.6 * share))
-        file.write_text(json.dumps(asdict(row)), encoding="utf-8")
-        rows.append(row)
-        print(f"{time.monotonic() - started:5.1f} s  {_line(row)}", file=sys.stderr, flush=True)
-    text = table(rows, heading(bench.info))
+    only = frozenset(key for key in given.only.split(",") if key)
+    unknown = only - {option.key for option in OPTIONS}
+    if unknown:
+        parser.error(f"there is no switch {', '.join(sorted(unknown))}")
+    bench = Bench(given.model)
+    before = Before(this_run(bench.info), CACHE, README)
+    text = _table(_measured(bench, before, only, given.fresh, given.seconds), heading(bench.info))
     bench.close()
+    for name, work in before.gone():
+        print(f"{name} ({work}) is not among the rows any more and is left out.", file=sys.stderr)
     if given.print:
         print(text)
     else:
-        write_readme(text)
+        write_readme(text, README)
     return 0
+
+
+def _measured(bench: Bench, before: Before, only: frozenset[str], fresh: bool, seconds: float) -> Iterator[str]:
+    """The lines of the table, measured within about ``seconds``, or as they were measured before."""
+    todo, until = list(lines()), time.monotonic() + seconds
+    for index, (option, value, work) in enumerate(todo):
+        is_wanted = not only or option.key in only
+        kept = None if fresh or only else before.row(option.key, value, work)
+        is_late = time.monotonic() > until
+        if kept and kept.date == today():  # of this run, which was stopped
+            yield _line(kept)
+        elif kept or not is_wanted or is_late:
+            line = before.line(option, value, work)
+            if is_wanted and not kept:
+                print(f"Time is up; {option.key}={value} is left. Run again to go on.", file=sys.stderr)
+            if line:
+                yield line
+        else:
+            left = sum(not only or other.key in only for other, _, _ in todo[index:])
+            share = max(1.0, (until - time.monotonic()) / left)
+            started = time.monotonic()
+            row = bench.measure(option, value, work, min(MOST_ROW_SECONDS, 0.6 * share))
+            before.keep(row)
+            yield _line(row)
+            print(f"{time.monotonic() - started:5.1f} s  {_line(row)}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
