@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QMenu, QPushButton, QSizePolicy, QVBoxLayout, QWidget
@@ -9,7 +11,7 @@ from shiboken6 import isValid
 
 from app.tuning.cards import Paragraph
 from app.tuning.drafts import NONE, DraftChoice, Drafts
-from app.tuning.menus import show_choice
+from app.tuning.menus import ChoiceMenu, show_choice
 from app.tuning.pace import Meter
 from app.tuning.switch_board import NO_MODEL
 
@@ -20,7 +22,7 @@ class DraftRow(QWidget):
     def __init__(self, drafts: Drafts, meter: Meter, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._drafts = drafts
-        self._menu: QMenu | None = None
+        self._menu: ChoiceMenu | None = None
         self.setObjectName("switch")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.title = QLabel("Draft model", self)
@@ -79,9 +81,7 @@ class DraftRow(QWidget):
 
     def make_menu(self) -> QMenu:
         """The models with what was found of each; those that cannot guess are grey and say why."""
-        menu = QMenu(self)
-        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        menu.setToolTipsVisible(True)
+        menu = ChoiceMenu(self)
         self._menu = menu
         menu.aboutToHide.connect(self._on_menu_gone)
         if self._drafts.is_loading:
@@ -91,21 +91,19 @@ class DraftRow(QWidget):
             self._drafts.open()  # fills it
         return menu
 
-    def _fill(self, menu: QMenu) -> None:
+    def _fill(self, menu: ChoiceMenu) -> None:
         actions = {str(action.data()): action for action in menu.actions()}
         none = DraftChoice(NONE, "none", "nothing is loaded to guess", True, self._drafts.draft is None)
         for choice in (none, *self._drafts.choices()):
-            action = actions.get(choice.source) or self._add(menu, choice.source)
+            action = actions.get(choice.source) or self._add(menu, choice)
             show_choice(action, choice.title, choice.words)
             action.setEnabled(choice.is_usable)
             action.setChecked(choice.is_current)
 
-    def _add(self, menu: QMenu, source: str) -> QAction:
-        action = QAction(menu)
-        action.setData(source)
+    def _add(self, menu: ChoiceMenu, choice: DraftChoice) -> QAction:
+        action = menu.add_choice(choice.title, choice.words, partial(self._drafts.choose, choice.source))
+        action.setData(choice.source)
         action.setCheckable(True)
-        action.triggered.connect(lambda: self._drafts.choose(source))
-        menu.addAction(action)
         return action
 
     def _on_menu_gone(self) -> None:

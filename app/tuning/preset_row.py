@@ -5,13 +5,14 @@ Choosing a preset asks the engine once for everything that differs.
 
 from __future__ import annotations
 
+from functools import partial
+
 from PySide6.QtCore import QPoint, Qt
-from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QMenu, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from app.bridge import EngineBridge
 from app.paths import find_paths
-from app.tuning.menus import show_choice
+from app.tuning.menus import ChoiceMenu
 from app.tuning.switch_board import NO_MODEL, SwitchBoard
 from engine.events import BestFound, BestRefused, EngineError, ModelLoading
 from engine.presets import Preset, keep_best, presets, stored_best
@@ -67,21 +68,16 @@ class PresetRow(QWidget):
         self.pill.setAccessibleName(f"Preset: {title}")
 
     def make_menu(self) -> QMenu:
-        menu = QMenu(self)
-        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        menu.setToolTipsVisible(True)
+        menu = ChoiceMenu(self)
         if self._is_searching:
             menu.addAction("Stop searching", self._bridge.cancel_load)
             return menu
         for row in self._rows():
-            action = QAction(menu)
-            show_choice(action, row.title, row.note)
+            action = menu.add_choice(row.title, row.note, partial(self._choose, row))
             action.setCheckable(True)
             action.setChecked(self._is_in_force(row))
-            action.triggered.connect(lambda _=False, chosen=row: self._choose(chosen))
-            menu.addAction(action)
         menu.addSeparator()
-        show_choice(menu.addAction(SEARCH, self._search), SEARCH, SEARCH_NOTE)
+        menu.add_choice(SEARCH, SEARCH_NOTE, self._search)
         return menu
 
     def _rows(self) -> tuple[Preset, ...]:

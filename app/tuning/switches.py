@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from PySide6.QtCore import QPoint, Qt
-from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QMenu, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from app.tuning.cards import Paragraph, stack
 from app.tuning.effects import KIND_SENTENCES, KIND_WORDS
-from app.tuning.menus import show_choice
+from app.tuning.menus import ChoiceMenu
 from app.tuning.pace import Meter
 from app.tuning.switch_board import NO_MODEL, SwitchBoard, SwitchState
 from engine.options import OPTIONS, OptionEntry, Pile
@@ -47,19 +47,15 @@ class Pill(QPushButton):
     def make_menu(self) -> QMenu:
         """The choices with what each does; those that cannot be used are grey and say why."""
         state = self._board.state(self._option.key)
-        menu = QMenu(self)
-        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        menu.setToolTipsVisible(True)
+        menu = ChoiceMenu(self)
         blocked = state.blocked
         for choice in self._option.choices:
             reason = blocked.get(choice.value)
-            action = QAction(menu)
-            show_choice(action, choice.title, reason or choice.note)
+            choose = partial(self._board.choose, self._option.key, choice.value)
+            action = menu.add_choice(choice.title, reason or choice.note, choose)
             action.setCheckable(True)
             action.setChecked(choice.value == state.shown)
             action.setEnabled(reason is None)
-            action.triggered.connect(lambda _=False, value=choice.value: self._board.choose(self._option.key, value))
-            menu.addAction(action)
         return menu
 
     def _tool_tip(self, state: SwitchState, has_model: bool, flips: bool) -> str:
