@@ -12,8 +12,8 @@ from engine.engine import Engine
 from engine.options import OPTIONS, clashes, entry
 from engine.params import SamplingParams
 
-QUESTION = (Message("user", "What is the capital of France?"),)
-GREEDY = SamplingParams(temperature=0, max_tokens=8)
+QUESTION = (Message("user", "Which city is the capital of France? Answer in one sentence."),)
+GREEDY = SamplingParams(temperature=0, max_tokens=10)
 CHOICES = [(option.key, value) for option in OPTIONS for value in option.values]
 
 

@@ -190,6 +190,8 @@ def starter(starter_path: Path) -> Iterator[Engine]:
 def test_each_preset_works_on_the_starter(starter: Engine, row: Preset) -> None:
     starter.apply(row.settings(starter.capabilities))
     assert {key: starter.options[key] for key in row.values} == row.values
-    (done,) = starter.generate([(Message("user", "What is the capital of France?"),)], GREEDY)
+    # "What is the capital of France?" is a near tie to this model, which the rounding of some presets turns
+    question = "Which city is the capital of France? Answer in one sentence."
+    (done,) = starter.generate([(Message("user", question),)], GREEDY)
     assert "Paris" in done.text
     starter.check_integrity()
