@@ -4,8 +4,12 @@ A channel of activations meets a column of weights. Where one is many times larg
 it, rounding harms: a large column coarsens the step of all weights that share its scale, and a small column that meets large
 activations has the step's error multiplied. Their product is all that counts, so a factor can move from one to the other
 without changing the model (SmoothQuant, Xiao 2023): the norm's multipliers or the rows that make the channel are divided by
-it, the columns that read it are multiplied. Only outliers are touched, and by powers of two: everything else stays as the
-file has it, and so do outliers whose weights lie on a grid that packing keeps exactly.
+it, the columns that read it are multiplied. Only outliers are touched, everything else stays as the file has it.
+
+Factors are powers of two, which round nothing, but for weights of a file that is in 4 bits already: packing keeps the file's
+grid exactly, as long as the columns of a group stand as they stood when the file was made. There the factor is the one that
+puts the outlier's column on the grid of its neighbours, 1 when it lies there. What is divided and multiplied by such a factor
+is rounded to fp32 once, by a ten-millionth at most.
 """
 
 from __future__ import annotations
@@ -16,11 +20,11 @@ import torch
 from torch import Tensor
 
 from engine.model.spec import ModelSpec
-from engine.weights.quantize import INT4_GROUPS, share_on_grid
+from engine.weights.grid import factor_onto_grid
+from engine.weights.quantize import INT4_GROUPS
 
 OUTLIER = 8.0  # times the median; below that rounding hardly notices
 LEAST_DOUBLINGS = 2  # that a factor must make up for
-_ALL_ON_GRID = 0.9  # of a channel's groups
 
 
 class Half(NamedTuple):
@@ -82,15 +86,17 @@ def _factors(scheme: str, sizes: Tensor, weight: Tensor, channels: Tensor) -> Te
     ratio = (sizes / of_columns).sqrt()
     away = (ratio / ratio[ratio.isfinite()].median()).log2()
     is_outlier = is_large & away.isfinite() & (away.abs() >= LEAST_DOUBLINGS)
+    factors = torch.where(is_outlier, torch.exp2(away.round()), 1.0)
+    if scheme in INT4_GROUPS:
+        _keep_grids(factors, weight, channels, is_outlier, INT4_GROUPS[scheme])
+    return factors if (factors != 1).any() else None
+
+
+def _keep_grids(factors: Tensor, weight: Tensor, channels: Tensor, is_outlier: Tensor, group: int) -> None:
+    """Replace the factors of outliers by those that put their columns on the file's own grid, where that has one."""
+    is_moved = torch.zeros(weight.shape[1], dtype=torch.bool)
+    is_moved[channels[is_outlier].flatten()] = True
     for index in is_outlier.nonzero().flatten().tolist():
-        is_outlier[index] = not _is_kept_exactly(scheme, weight, channels[index])
-    return torch.where(is_outlier, torch.exp2(away.round()), 1.0) if is_outlier.any() else None
-
-
-def _is_kept_exactly(scheme: str, weight: Tensor, columns: Tensor) -> bool:
-    """Whether packing keeps the groups of these columns as they are: the file's own rounding is all they suffer."""
-    if scheme not in INT4_GROUPS:
-        return False
-    group = INT4_GROUPS[scheme]
-    firsts = [column // group * group for column in columns.tolist()]
-    return min(share_on_grid(weight[:, first : first + group]) for first in firsts) > _ALL_ON_GRID
+        factor = factor_onto_grid(weight, channels[index], is_moved, group)
+        if factor is not None:
+            factors[index] = factor

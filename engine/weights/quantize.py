@@ -21,7 +21,7 @@ INT8_LARGEST = 127
 
 _SLICE_ELEMENTS = 1 << 20  # 4 MB in fp32: small beside a matrix, large beside the cost of a call
 _SAMPLE_GROUPS = 512
-_ON_GRID = 1e-3  # a weight this close to a grid point, in steps, lies on it (fp16 sources round by less)
+ON_GRID = 1e-3  # a weight this close to a grid point, in steps, lies on it (fp16 sources round by less)
 
 
 class Int8Weight(NamedTuple):
@@ -45,6 +45,18 @@ class Int4Weight(NamedTuple):
     values: Tensor
     scales: Tensor
     minimums: Tensor
+
+
+class Grids(NamedTuple):
+    """Grids of at most 16 points that weights of some rows lie on, fp32 [rows] each.
+
+    steps: from the smallest weight to the largest, 0 where the row lies on no grid; else the smallest is at ``minimum`` and
+    the points are ``step`` apart.
+    """
+
+    minimum: Tensor
+    step: Tensor
+    steps: Tensor
 
 
 def quantize_int8(weight: Tensor) -> Int8Weight:
@@ -154,15 +166,14 @@ def has_short_grids(weight: Tensor, group: int) -> bool:
     return bool(on_grid.float().mean() > 0.9)
 
 
-def share_on_grid(group: Tensor) -> float:
-    """Of the rows of ``group`` [rows, weights that share a scale], the share that ``quantize_int4`` keeps as they are."""
+def find_grids(group: Tensor) -> Grids:
+    """The grid of each row of ``group`` [rows, weights]."""
     part = group.float().unsqueeze(1)
     minimum, largest = _extremes(part)
     span = largest - minimum
-    on_grid = torch.zeros_like(span, dtype=torch.bool)
-    for steps in range(INT4_LEVELS, 0, -1):
-        on_grid |= _is_on_grid(part, minimum, span, steps)
-    return float(on_grid.float().mean())
+    steps = _grid_steps(part, minimum, span)
+    is_on_grid = (steps < INT4_LEVELS) | _is_on_grid(part, minimum, span, INT4_LEVELS)
+    return Grids(minimum.flatten(), _positive(span / steps).flatten(), torch.where(is_on_grid, steps, 0.0).flatten())
 
 
 def _grid_steps(part: Tensor, minimum: Tensor, span: Tensor) -> Tensor:
@@ -176,7 +187,7 @@ def _grid_steps(part: Tensor, minimum: Tensor, span: Tensor) -> Tensor:
 def _is_on_grid(part: Tensor, minimum: Tensor, span: Tensor, steps: int) -> Tensor:
     """Per group: is every weight at minimum + whole number * span / steps. [rows, groups, 1]"""
     position = (part - minimum) * (steps / _positive(span))
-    return ((position - position.round()).abs().amax(dim=2, keepdim=True) < _ON_GRID) & (span > 0)
+    return ((position - position.round()).abs().amax(dim=2, keepdim=True) < ON_GRID) & (span > 0)
 
 
 def _positive(scale: Tensor) -> Tensor:

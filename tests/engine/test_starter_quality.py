@@ -23,7 +23,7 @@ SETTINGS = {
     "int4 weights and int8 activations": {"weights": "int4", "activations": "int8"},
     "int8 KV": {"kv_dtype": "int8"},
 }
-ROUNDED_AGAIN = 0.01  # int4 of a file on the grid of int4: a channel moved off it is rounded, the others are not
+FELT = 0.02  # KL of 4 bits where they round anything, at least
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -78,12 +78,12 @@ def test_rounding_stays_within_its_limit(bench: Bench, name: str) -> None:
 def test_an_outlier_channel_at_most_doubles_what_rounding_costs(bench: Bench, name: str) -> None:
     usual = bench.kl(name)
     for outlier in OUTLIERS:
-        assert bench.kl(name, outlier) <= max(2 * usual, ROUNDED_AGAIN if name == "int4 weights" else 0)
+        assert bench.kl(name, outlier) <= 2 * usual
 
 
 def test_an_outlier_channel_at_most_doubles_the_cost_of_4_bits_off_the_files_grid(bench: Bench) -> None:
     """With every channel moved by a little nothing lies on a grid any more, so that 4 bits cost what they cost."""
     usual = bench.kl("int4 weights", off_grid)
-    assert usual > 2 * ROUNDED_AGAIN
+    assert usual > FELT
     for outlier in OUTLIERS:
         assert bench.kl("int4 weights", off_grid, outlier) <= 2 * usual
