@@ -103,10 +103,19 @@ class VerdictLabel(QWidget):
         return next((index for index, width in enumerate(widths) if width <= room), len(widths) - 1)
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        return QSize(round(DOT + GAP + _width(_forms(self._verdict, WIDEST_FIGURE)[0])) + 4, 26)
+        return self._size_of(_forms(self._verdict, WIDEST_FIGURE)[0])
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        return QSize(120, 26)
+        """Room for one word and the figure, in whatever font; a sentence without a figure may be cut."""
+        least = QSize(120, 26)
+        return (
+            least
+            if self._verdict.share is None
+            else least.expandedTo(self._size_of(_forms(self._verdict, WIDEST_FIGURE)[-1]))
+        )
+
+    def _size_of(self, form: Parts) -> QSize:
+        return QSize(round(DOT + GAP + _width(form)) + 4, 26)
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
         colours = theme.current()

@@ -145,7 +145,7 @@ def test_where_the_whole_does_not_fit_it_says_less_and_is_not_cut(bench, limit, 
     whole = label.text
     widest = label.sizeHint().width()
     shown = []
-    for width in range(widest, 120, -10):
+    for width in [*range(widest, label.minimumSizeHint().width(), -10), label.minimumSizeHint().width()]:
         label.resize(width, 26)
         assert "…" not in drawn_texts(label, monkeypatch)
         assert drawn_texts(label, monkeypatch) == label.shown_text
